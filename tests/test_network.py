@@ -277,7 +277,7 @@ def test_convolutions_inside_a_branch_are_no_layers_and_the_branch_has_a_reason(
     assert [layer.nodes for layer in found.layers if layer.workloads[0].op == "conv2d"] == [("a",)]
     assert found.reasons["If"].startswith("its condition 'cast2.out' is computed; allowed: a constant, or two branches that")
     assert found.reasons["If"].endswith(
-        "its branches give 'then_branch' float32 [2,8,14,14] and 'else_branch' float32 [2,8,16,16]"
+        "its branches give 'if.out' as float32 [2,8,14,14] and float32 [2,8,16,16]"
     )
 
 

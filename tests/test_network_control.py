@@ -392,7 +392,7 @@ def test_what_the_other_branch_computes_does_not_reach_the_result(number: float)
 
 def test_branches_of_other_shapes_are_refused_with_these() -> None:
     model = two_branches(then="ReduceSum", keepdims=0)
-    reason = r"its branches give 'r' float32 \[\] and 'r' float32 \[2,3\]"
+    reason = r"its branches give 'y' as float32 \[\] and float32 \[2,3\]"
     with pytest.raises(
         ModelError, match=rf"If: either \(its condition 'c' is computed; allowed: a constant, or two .*{reason}"
     ):

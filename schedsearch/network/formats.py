@@ -30,6 +30,11 @@ def narrow(array: Array) -> Array:
     return found
 
 
+def narrowed(dtype: str) -> str:
+    """The dtype that arrays of one have after `narrow_doubles`."""
+    return "float32" if dtype == "float64" else dtype
+
+
 def narrow_doubles(model: ir.Model) -> None:
     """Makes every float64 of a graph float32, inputs and computed outputs as well. Nodes of other domains may need float64,
     so a graph where they read or make some stays as it is."""

@@ -21,6 +21,7 @@ from schedsearch.network.control.branches import compute_both, take_branches
 from schedsearch.network.control.isolated import isolate
 from schedsearch.network.control.loops import unroll
 from schedsearch.network.control.sequences import read_sequences
+from schedsearch.network.control.tails import move_tails
 from schedsearch.network.evaluated import computed
 from schedsearch.network.facts import INTEGERS, RANDOM, dtype_of, has_bodies, is_onnx, name_of
 from schedsearch.network.fusions import fuse
@@ -106,7 +107,7 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
         ]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
             clean()(model)
-        if not any(changed) and not compute_both(model) and not (of_branch and isolate(model, of_branch)):
+        if not any(changed) and not compute_both(model) and not _separate(model, of_branch):
             break
         before, bodies = bodies, _count_bodies(model)
         is_new = bodies < before
@@ -121,6 +122,11 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
         common.NameFixPass(),
     ):
         tidy(model)
+
+
+def _separate(model: ir.Model, of_branch: Callable[[ir.Model, str], ir.Model] | None) -> bool:
+    """Makes models of bodies, with what is behind them where that needs their shapes. Returns whether there were any."""
+    return of_branch is not None and (move_tails(model) or isolate(model, of_branch))
 
 
 def _count_bodies(model: ir.Model) -> int:

@@ -61,6 +61,34 @@ def _new(name: str, taken: set[str]) -> str:
     return found
 
 
+def rename(nodes: Sequence[ir.Node], names: Names) -> None:
+    """Gives nodes and values names that no other has, also inside of their bodies. Shapes that the model declares for
+    results are forgotten where they can be inferred."""
+    for node in nodes:
+        node.name = names.node(node.name) if node.name else node.name
+        for value in node.outputs:
+            value.name = names.value(value.name) if value.name else value.name
+            if is_onnx(node) and not has_bodies(node) and node.op_type != "Constant":
+                value.shape = None
+        for body in bodies_of(node):
+            for value in (*body.inputs, *body.initializers.values()):
+                value.name = names.value(str(value.name))
+            rename(list(body), names)
+
+
+def taken_by(bodies: Sequence[ir.Graph]) -> list[ir.Value]:
+    """The values that bodies take from outside."""
+    found: dict[ir.Value, None] = {}
+    for body in bodies:
+        graphs = list(graphs_of(body))
+        own = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
+        own |= {value for graph in graphs for inner in graph for value in inner.outputs}
+        reads = (value for graph in graphs for inner in graph for value in inner.inputs)
+        results = (value for graph in graphs for value in graph.outputs)
+        found |= dict.fromkeys(value for value in (*reads, *results) if value is not None and value not in own)
+    return list(found)
+
+
 class Place:
     """A place in a graph, before a node, where new nodes go.
 
@@ -95,23 +123,9 @@ class Place:
             made.initializers.pop(str(value.name))
             value.name = self.names.value(str(value.name))
             self.model.graph.register_initializer(value)
-        self._rename(nodes)
+        rename(nodes, self.names)
         self.add(nodes)
         return [given.get(value, value) for value in results]
-
-    def _rename(self, nodes: Sequence[ir.Node]) -> None:
-        """Gives nodes and values names that no other has, also inside of their bodies. Shapes that the model declares for
-        results are forgotten where they can be inferred."""
-        for node in nodes:
-            node.name = self.names.node(node.name) if node.name else node.name
-            for value in node.outputs:
-                value.name = self.names.value(value.name) if value.name else value.name
-                if is_onnx(node) and not has_bodies(node) and node.op_type != "Constant":
-                    value.shape = None
-            for body in bodies_of(node):
-                for value in (*body.inputs, *body.initializers.values()):
-                    value.name = self.names.value(str(value.name))
-                self._rename(list(body))
 
     def add(self, nodes: Sequence[ir.Node]) -> None:
         assert self.node.graph is not None

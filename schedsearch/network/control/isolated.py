@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from schedsearch.network.control.bodies import Names, Place, bodies_of, graphs_of
+from schedsearch.network.control.bodies import Names, Place, bodies_of, graphs_of, taken_by
 from schedsearch.network.control.branches import branch_of
 from schedsearch.network.control.loops import NEVER_ENDS, turns_of
 from schedsearch.network.facts import BODIES, CONTROL, dtype_of, is_known, is_onnx, name_of
+from schedsearch.network.formats import narrowed
 from schedsearch.network.graph import Impossible
 from schedsearch.network.invalid import ModelError
 
@@ -75,7 +76,7 @@ def _become(
 
     node.resize_outputs(len(results))
     for value, like in zip(node.outputs, results):
-        value.shape, value.type = like.shape, like.type
+        value.shape, value.type = like.shape, value.type or like.type  # float64 stays so until all of the graph is narrowed
     node.domain = CONTROL
     node.attributes.clear()
     node.attributes["number"] = ir.AttrInt64("number", number)  # two that read the same are not the same
@@ -89,7 +90,7 @@ def _become(
 def _branches(model: ir.Model, node: ir.Node, of_branch: _Simplify) -> _Found | str:
     """What an `If` reads, what it gives, and its branches; or why not; "" if that may change."""
     condition, graphs = node.inputs[0], [branch_of(node, truth) for truth in (True, False)]
-    taken = _taken(graphs)
+    taken = taken_by(graphs)
     given = [value for value in taken if value.const_value is None]
     if condition is None or not is_known(condition) or not all(map(is_known, given)):
         return ""
@@ -105,12 +106,12 @@ def _branches(model: ir.Model, node: ir.Node, of_branch: _Simplify) -> _Found | 
     possible = [body for body in bodies if not isinstance(body, Impossible)]
     if not possible:
         return "; ".join(body.reason for body in bodies if isinstance(body, Impossible))
-    for several in zip(*(body.graph.outputs for body in possible)):
+    for result, *several in zip(node.outputs, *(body.graph.outputs for body in possible)):
         if problem := next(filter(None, map(_problem, several)), ""):
             return problem
-        if len({(str(value.shape), dtype_of(value)) for value in several}) > 1:
-            kinds = [f"{value.name!r} {dtype_of(value)} {value.shape}" for value in several]
-            return f"its branches give {' and '.join(kinds)}"
+        kinds = [f"{dtype_of(value)} {value.shape}" for value in several]
+        if len(set(kinds)) > 1:
+            return f"its branches give {result.name!r} as {' and '.join(kinds)}"
     return [condition, *given], possible[0].graph.outputs, bodies
 
 
@@ -119,7 +120,7 @@ def _turns(model: ir.Model, node: ir.Node, of_branch: _Simplify) -> _Found | str
     if turns_of(node, model.opset_imports.get("", 1)) == NEVER_ENDS:
         return "it goes on for ever"
     (graph,) = bodies_of(node)
-    count, taken = len(graph.inputs) - 2, _taken([graph])
+    count, taken = len(graph.inputs) - 2, taken_by([graph])
     given = [value for value in taken if value.const_value is None]
     first = [value for value in node.inputs[2:] if value is not None]
     if len(first) != count or not count:
@@ -141,7 +142,7 @@ def _turns(model: ir.Model, node: ir.Node, of_branch: _Simplify) -> _Found | str
     for before, after in zip(first, body.graph.outputs[1:]):
         if problem := _problem(after):
             return problem
-        if (str(before.shape), dtype_of(before)) != (str(after.shape), dtype_of(after)):
+        if (str(before.shape), narrowed(dtype_of(before))) != (str(after.shape), dtype_of(after)):
             kinds = [f"{value.name!r} {dtype_of(value)} {value.shape}" for value in (before, after)]
             return f"what it carries changes from {' to '.join(kinds)}"
     return [most, condition, *first, *given], body.graph.outputs[1:], [body]
@@ -166,19 +167,6 @@ def _turn_of(model: ir.Model, graph: ir.Graph, taken: Sequence[ir.Value], first:
 
 
 _ISOLATED: dict[str, Callable[[ir.Model, ir.Node, _Simplify], _Found | str]] = {"If": _branches, "Loop": _turns}
-
-
-def _taken(bodies: Sequence[ir.Graph]) -> list[ir.Value]:
-    """The values that bodies take from outside."""
-    found: dict[ir.Value, None] = {}
-    for body in bodies:
-        graphs = list(graphs_of(body))
-        own = {value for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
-        own |= {value for graph in graphs for inner in graph for value in inner.outputs}
-        reads = (value for graph in graphs for inner in graph for value in inner.inputs)
-        results = (value for graph in graphs for value in graph.outputs)
-        found |= dict.fromkeys(value for value in (*reads, *results) if value is not None and value not in own)
-    return list(found)
 
 
 def _model_of(model: ir.Model, body: ir.Graph, taken: Sequence[ir.Value]) -> ir.Model:
