@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cluster_emulator import ClusterEmulator
 from integer_model import SCALARS
 
 import schedsearch.templates.conv2d.mma as template
@@ -15,14 +16,16 @@ from schedsearch.config import Config
 from schedsearch.ops.sum_of_products import accumulator_dtype
 from schedsearch.target import PRESETS
 from schedsearch.template import Template
-from schedsearch.templates.conv2d import mma_kernel, mma_store, placement, weight_rows
-from schedsearch.templates.parts import addressing, mma, window_sums, zero_points
+from schedsearch.templates.conv2d import mma_kernel, mma_store, mma_tma, placement, weight_rows
+from schedsearch.templates.parts import addressing, gather, mma, pipeline, window_sums, zero_points
 from schedsearch.templates.parts.epilogue import Epilogue
-from schedsearch.testing.emulator import TYPES, Emulator, Memory
+from schedsearch.testing.emulator import TYPES, Memory
 from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
-_MODULES = (mma_kernel, mma_store, placement, weight_rows, addressing, mma, window_sums, zero_points)
+_MODULES = (
+    mma_kernel, mma_store, mma_tma, placement, weight_rows, addressing, gather, mma, pipeline, window_sums, zero_points
+)  # fmt: skip
 
 
 def emulate(
@@ -35,6 +38,7 @@ def emulate(
     sms: int = 2,
     memory_of_y: Array | None = None,
     by: Template | None = None,
+    emulator: ClusterEmulator | None = None,
 ) -> Array:
     """y of one configuration, in the format of the workload's output; float16 in the place of bfloat16.
 
@@ -43,11 +47,12 @@ def emulate(
         late: asynchronous copies finish as late as the waits allow.
         memory_of_y: what y is written to; default: a new array.
         by: a template that takes its kernel from conv2d_mma; default: that one.
+        emulator: default: a new one.
 
     Of the epilogue it knows bias, residual and requantise, in this order; see `Stages`.
     """
-    memory = Memory()
-    emulator = Emulator(memory, lambda value, *_: value, late)
+    emulator = emulator or ClusterEmulator(Memory(), lambda value, *_: value, late)
+    memory = emulator.memory
     emulator.stand_in(monkeypatch, *_MODULES)
     monkeypatch.setattr(template, "Epilogue", lambda w, further=(): Stages(w, further, arrays))
     y = np.full(workload.output.shape, 99, np.dtype(workload.output.dtype)) if memory_of_y is None else memory_of_y
@@ -55,8 +60,10 @@ def emulate(
     buffers = {name: memory.add(array) for name, array in arrays.items()} | {"y": memory.add(y)}
     for name, nbytes in (source.workspaces or {}).items():
         buffers[name] = memory.add(np.full(nbytes, 0xFF, np.uint8))
+    taps = workload.r * workload.s if workload.op == "conv2d" else 1
+    tensors = {**arrays, "weight": arrays["weight"].reshape(-1, taps, arrays["weight"].shape[-1])}
     for step in source.steps:
-        emulator.run(step, buffers, sms, scalars=SCALARS)
+        emulator.run(step, buffers, sms, tensors if config.get("loads") == "tma" else None, SCALARS)
     return y
 
 

@@ -38,6 +38,7 @@ class Template(ABC, Generic[P]):
         kind: cuda or cpu.
         renamed: a knob's earlier name -> its name today, or earlier value -> the knobs and values that say the same. Records
             that have the earlier names are still read; see `current`.
+        added: knobs that earlier records lack -> the value that says the same.
     """
 
     name: ClassVar[str]
@@ -45,6 +46,7 @@ class Template(ABC, Generic[P]):
     op: ClassVar[str]
     kind: ClassVar[Literal["cuda", "cpu"]]
     renamed: ClassVar[Renamed] = {}
+    added: ClassVar[Mapping[str, int | str | bool]] = {}
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -84,8 +86,9 @@ class Template(ABC, Generic[P]):
         """The kernel for one legal configuration. Plain Python: compiles nothing."""
 
     def current(self, config: Mapping[str, int | str | bool]) -> Config:
-        """A configuration of any version of the names of knobs, under today's names; see `renamed`."""
-        return current_config(config, self.renamed)
+        """A configuration of any version of the names of knobs, under today's names; see `renamed` and `added`."""
+        now = current_config(config, self.renamed)
+        return Config({**self.added, **now}) if self.added else now
 
     def restricted(self, space: ConfigSpace, restrict: Mapping[str, Sequence[int | str | bool]]) -> ConfigSpace:
         """The space with only these values of its knobs, named as today or earlier. It ignores other templates' knobs.

@@ -41,7 +41,15 @@ def image_map(workload: Workload[Conv2dParams], gemm: Im2col, bm: int, bk: int, 
     )
 
 
-def filter_map(workload: Workload[Conv2dParams], bn: int, bk: int, l2_promotion_bytes: int, sets: int = 1) -> TensorMap:
+def filter_map(
+    workload: Workload[Conv2dParams],
+    bn: int,
+    bk: int,
+    l2_promotion_bytes: int,
+    sets: int = 1,
+    *,
+    interleave: bool | None = None,
+) -> TensorMap:
     """weight as (channels of a group, taps, output channels), in boxes of bk x 1 x bn.
 
     The rank is 3 and not 2 (channels * taps, output channels), so that the last box of a tap ends in zeros and not in the
@@ -50,11 +58,12 @@ def filter_map(workload: Workload[Conv2dParams], bn: int, bk: int, l2_promotion_
 
     Args:
         sets: of weights, one after the other, as if they were more output channels.
+        interleave: whether columns are interleaved; default: as `store.interleaved` says.
     """
     w, channels, taps = workload.params, workload.params.c // workload.params.groups, workload.params.r * workload.params.s
     filters = sets * w.k
     size = dtype_of(w.weight_dtype).nbytes
-    if interleaved(w.out_dtype):
+    if interleaved(w.out_dtype) if interleave is None else interleave:
         filter_bytes = taps * channels * size
         return TensorMap(
             "weight",

@@ -28,8 +28,8 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Renamed, Template
+from schedsearch.templates.conv2d import mma_kernel, mma_tma
 from schedsearch.templates.conv2d.limits import size_problem
-from schedsearch.templates.conv2d.mma_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.mma_sizes import Gemms, Plan, shared_bytes
 from schedsearch.templates.conv2d.mma_space import BLOCKS_PER_SM, config_space
 from schedsearch.templates.conv2d.mma_store import ChannelCorrections
@@ -53,6 +53,7 @@ class Conv2dMma(Template[Conv2dParams]):
     op = "conv2d"
     kind = "cuda"
     renamed: ClassVar[Renamed] = {"panel": "band", "blocks_per_sm": earlier_blocks_per_sm(BLOCKS_PER_SM)}
+    added: ClassVar = {"loads": "copies"}
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         w = workload.params
@@ -121,7 +122,7 @@ class Conv2dMma(Template[Conv2dParams]):
         )
         return Config(
             bm=bm, bn=bn, bk=bk, wm=wm, wn=wn, slices=slices, stages=stages, band=tiling.band,
-            persistent=tiling.tiles > MAX_GRID_X, blocks_per_sm=1,
+            persistent=tiling.tiles > MAX_GRID_X, blocks_per_sm=1, loads="copies",
             **({"batch": "folded"} if gemms.takes_batch_knob else {}),
             **({"merged": gemm.merged} if len(gemms.by_merged) > 1 else {}),
         )  # fmt: skip
@@ -147,14 +148,17 @@ def source_of(workload: Workload[Conv2dParams], plan: Plan) -> KernelSource:
     further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
     epilogue = Epilogue(workload, further)
     weight = ROWS if gemm.repacked else "weight"
+    by, operands = mma_kernel, (Pointer("x"), Pointer(weight))
+    if plan.tma:
+        by, operands = mma_tma, mma_tma.maps(workload, plan)
     convolve = KernelStep(
-        build_kernel(workload, plan, epilogue, ChannelCorrections(epilogue, zero, windows)),
-        (Pointer("x"), Pointer(weight), Pointer("y"), *epilogue.params),
+        by.build_kernel(workload, plan, epilogue, ChannelCorrections(epilogue, zero, windows)),
+        (*operands, Pointer("y"), *epilogue.params),
         plan.grid,
         plan.threads,
         plan.shared_bytes,
         min_blocks_per_sm=plan.blocks_per_sm,
-        shaped_by=SHAPED_BY,
+        shaped_by=by.SHAPED_BY,
         ahead=() if plan.own_weights else (weight,),
     )
     alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}

@@ -15,8 +15,10 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.templates.conv2d.placement import neighbours
 from schedsearch.templates.conv2d.ring import RING_KNOBS, RingGemm, RingPlan
+from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.conv2d.weight_rows import WeightRows
 from schedsearch.templates.parts.addressing import strides_of
+from schedsearch.templates.parts.hopper import BARRIER_BYTES
 from schedsearch.templates.parts.mma import Mma
 from schedsearch.workload import Workload
 
@@ -24,6 +26,8 @@ ROW_PADDING = 8  # sums of padding per row of the staged result: the 8-byte stor
 MOST_MERGED = 64  # groups that one GEMM has at most
 MERGED_BYTES, MERGED_OUTPUTS = 128, 128  # input channels in bytes, and output channels, of merged groups at most
 WORD_BYTES = 4  # of the least asynchronous copy
+LOADER_THREADS = 32  # that load by TMA and do nothing else
+MOST_PIXELS = 256  # of a tile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,7 @@ class Gemm(RingGemm):
         repacked: whether weights are first copied to `WeightRows`. Otherwise the workload's own array is in the order of the
             reduction.
         piece_x, piece_w: elements that one load takes.
+        taps: of the kernel.
         out_bytes: bytes of an element of y.
     """
 
@@ -47,6 +52,7 @@ class Gemm(RingGemm):
     repacked: bool
     piece_x: int
     piece_w: int
+    taps: int
     out_bytes: int
 
     @classmethod
@@ -75,6 +81,7 @@ class Gemm(RingGemm):
             repacked=repacked,
             piece_x=_piece(math.gcd(strides_of(workload, "x")["C"].run(c), *w.x_slice), chunk),
             piece_w=_piece(row, chunk),
+            taps=w.r * w.s,
             vector=next(size for size in _VECTORS[out_bytes] if run % size == 0),
             out_bytes=out_bytes,
         )
@@ -149,17 +156,19 @@ class Plan(RingPlan[Gemm]):
     Attributes:
         wm, wn: output pixels and channels of a warp's tile.
         slices: warps that share a warp tile; each takes its part of every step.
+        tma: whether a warp of its own loads by TMA; otherwise all threads copy. A step then has channels of one tap.
     """
 
     wm: int
     wn: int
     slices: int
+    tma: bool = False
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
         knobs = {name: config[name] for name in ("bm", "bn", "bk", "wm", "wn", "slices", *RING_KNOBS)}
         gemm = Gemm.of(workload, int(config.get("merged", 1)))
-        return cls(gemm=gemm, bound=config.get("batch") == "bound", **knobs)
+        return cls(gemm=gemm, bound=config.get("batch") == "bound", tma=config.get("loads") == "tma", **knobs)
 
     @property
     def warps_n(self) -> int:
@@ -172,8 +181,19 @@ class Plan(RingPlan[Gemm]):
         return (self.bm // self.wm) * self.warps_n
 
     @property
-    def threads(self) -> int:
+    def consumers(self) -> int:
+        """Threads that multiply."""
         return 32 * self.warps * self.slices
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + LOADER_THREADS * self.tma
+
+    @property
+    def steps(self) -> int:
+        if self.tma:
+            return int(self.gemm.taps * ceil_div(self.gemm.c, self.bk))
+        return super().steps
 
     @property
     def wide_counts(self) -> bool:
@@ -196,10 +216,35 @@ class Plan(RingPlan[Gemm]):
         return self.bm * self.staged_row_bytes
 
     @property
+    def staged_offset(self) -> int:
+        """Where the staged results begin: behind the ring if that takes operands of the next tile in the meantime."""
+        return self.stages * self.stage_bytes if self.tma and self.persistent else 0
+
+    @property
+    def barrier_offset(self) -> int:
+        """Where the barriers of a ring of TMA begin: full ones, then empty ones."""
+        return self.shared_bytes - 2 * BARRIER_BYTES * self.stages
+
+    @property
     def shared_bytes(self) -> int:
-        return int(shared_bytes(self.bm, self.bn, self.row_bytes, self.stages, self.slices))
+        sizes = self.bm, self.bn, self.row_bytes, self.stages, self.slices
+        return int(tma_shared_bytes(*sizes, self.persistent) if self.tma else shared_bytes(*sizes))
 
 
 def shared_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any) -> Any:
     """Bytes of shared memory: the pipeline's buffers and the staged results (one per slice) take turns in it."""
-    return np.maximum(stages * (bm + bn) * row_bytes, slices * bm * (bn + ROW_PADDING) * 4)
+    return np.maximum(_ring_bytes(bm, bn, row_bytes, stages), _staged_bytes(bm, bn, slices))
+
+
+def tma_shared_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any, persistent: Any) -> Any:
+    """The same for loads by TMA: a persistent block has place for both, and there are two barriers for each buffer."""
+    ring, staged = _ring_bytes(bm, bn, row_bytes, stages), _staged_bytes(bm, bn, slices)
+    return np.where(persistent, ring + staged, np.maximum(ring, staged)) + 2 * BARRIER_BYTES * stages
+
+
+def _ring_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any) -> Any:
+    return stages * (bm + bn) * row_bytes
+
+
+def _staged_bytes(bm: Any, bn: Any, slices: Any) -> Any:
+    return slices * bm * (bn + ROW_PADDING) * 4

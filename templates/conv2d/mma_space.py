@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from schedsearch.launch import MAX_GRID_X
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.templates.conv2d.mma_sizes import Gemms, shared_bytes
+from schedsearch.templates.conv2d.mma_sizes import LOADER_THREADS, Gemms, shared_bytes, tma_shared_bytes
+from schedsearch.templates.conv2d.mma_tma import tma_problem
 from schedsearch.templates.conv2d.tiles import (
     BAND,
     batch_knob,
@@ -23,6 +26,7 @@ from schedsearch.templates.parts.grids import persistent_knobs, persistent_rule
 from schedsearch.workload import Workload
 
 BLOCKS_PER_SM = (1, 2)
+SWIZZLE_BYTES = 128  # of a row, the widest of TMA
 
 
 def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
@@ -43,6 +47,11 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
         Knob("stages", (2, 3, 4, 5, 6), "shared buffers in the ring; stages - 1 steps are loaded ahead"),
         BAND,
         *persistent_knobs(BLOCKS_PER_SM),
+        Knob(
+            "loads",
+            ("copies", "tma") if tma_problem(workload, target) is None else ("copies",),
+            "copies: all threads load by cp.async; tma: a warp of its own loads by TMA",
+        ),
     ]
     if gemms.takes_batch_knob:
         knobs.append(batch_knob(gemms.single.images))
@@ -50,7 +59,8 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
         knobs.append(
             Knob("merged", tuple(gemms.by_merged), "neighbouring groups that share a GEMM, with zeros between them")
         )
-    return ConfigSpace(knobs=knobs, derived=_derived(gemms, target), constraints=_constraints(gemms, target))
+    rules = (*_constraints(gemms, target), *_tma_rules(workload, gemms))
+    return ConfigSpace(knobs=knobs, derived=_derived(gemms, target), constraints=rules)
 
 
 def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]]:
@@ -61,20 +71,62 @@ def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]
         fragments = (k["wm"] // 4 + k["wn"] // 2) * mma.registers_per_word
         return k["accumulators"] + fragments + 4 * k["rows_x"] + 40
 
+    def consumers(k: Columns) -> Any:
+        return 32 * ceil_div(k["bm"], k["wm"]) * ceil_div(k["bn"], k["wn"]) * k["slices"]
+
+    def shared(k: Columns) -> Any:
+        sizes = k["bm"], k["bn"], k["bk"] * mma.element_bytes, k["stages"], k["slices"]
+        return np.where(by_tma(k), tma_shared_bytes(*sizes, k["persistent"]), shared_bytes(*sizes))
+
+    def steps(k: Columns) -> Any:
+        of_taps = gemms.single.taps * ceil_div(gemms.column("c", k), k["bk"])
+        return np.where(by_tma(k), of_taps, ceil_div(gemms.column("depth", k), k["bk"]))
+
     return {
-        "threads": lambda k: 32 * ceil_div(k["bm"], k["wm"]) * ceil_div(k["bn"], k["wn"]) * k["slices"],
+        "threads": lambda k: consumers(k) + LOADER_THREADS * by_tma(k),
         "accumulators": lambda k: k["wm"] * k["wn"] // 32,
-        "shared_bytes": lambda k: shared_bytes(k["bm"], k["bn"], k["bk"] * mma.element_bytes, k["stages"], k["slices"]),
-        "rows_x": lambda k: ceil_div(k["bm"] * k["bk"] // mma.chunk, k["threads"]),
-        "rows_w": lambda k: ceil_div(k["bn"] * k["bk"] // mma.chunk, k["threads"]),
+        "shared_bytes": shared,
+        "rows_x": lambda k: np.where(by_tma(k), 0, ceil_div(k["bm"] * k["bk"] // mma.chunk, consumers(k))),
+        "rows_w": lambda k: np.where(by_tma(k), 0, ceil_div(k["bn"] * k["bk"] // mma.chunk, consumers(k))),
         "registers": registers,
         "tiles_m": lambda k: pixel_tiles(k, gemms.single.images, gemms.single.pixels),
         "tiles_n": lambda k: ceil_div(gemms.column("k", k), k["bn"]) * gemms.column("groups", k),
         "tiles": lambda k: k["tiles_m"] * k["tiles_n"],
         "waves": lambda k: k["tiles"] / target.sms,
-        "steps": lambda k: ceil_div(gemms.column("depth", k), k["bk"]),
+        "steps": steps,
+        # Loads by TMA go on with the next tiles, if the block has any.
+        "steps_ahead": lambda k: np.where(by_tma(k) & k["persistent"], 4 * k["steps"], k["steps"]),
         "flops_per_byte": lambda k: k["bm"] * k["bn"] / (k["bm"] + k["bn"]),
     }
+
+
+def by_tma(k: Columns) -> Any:
+    """Whether a configuration loads by TMA."""
+    return k["loads"] == "tma"
+
+
+def _tma_rules(workload: Workload[Conv2dParams], gemms: Gemms) -> list[Constraint]:
+    """What loads by TMA need. Of channels that others follow in x, a row must not have any of the others': times the zeros
+    that are loaded for their weights, an infinity would be a NaN."""
+    gemm = gemms.single
+    most = SWIZZLE_BYTES // gemm.element_bytes
+    found = [
+        Constraint(
+            f"with TMA a row of a stage has at most {SWIZZLE_BYTES} bytes: bk <= {most}",
+            lambda k: ~by_tma(k) | (k["bk"] <= most),
+        ),
+        Constraint(
+            "with TMA bk is less than twice the channels of a group",
+            lambda k: ~by_tma(k) | below_twice(k["bk"], gemm.mma.k, gemm.c),
+        ),
+    ]
+    if gemm.groups > 1 or workload.params.x_slice:
+        found.append(
+            Constraint("with TMA bk divides the channels of a group", lambda k: ~by_tma(k) | (gemm.c % k["bk"] == 0))
+        )
+    if len(gemms.by_merged) > 1:
+        found.append(Constraint("with TMA groups are not merged", lambda k: ~by_tma(k) | (k["merged"] == 1)))
+    return found
 
 
 def _constraints(gemms: Gemms, target: Target) -> list[Constraint]:
@@ -104,7 +156,7 @@ def _constraints(gemms: Gemms, target: Target) -> list[Constraint]:
             f"with one block per tile: at most {MAX_GRID_X} tiles",
             lambda k: k["persistent"] | (k["tiles"] <= MAX_GRID_X),
         ),
-        *schedule_rules(target),
+        *schedule_rules(target, "steps_ahead"),
         persistent_rule(BLOCKS_PER_SM),
     ]
     if gemms.takes_batch_knob:

@@ -30,7 +30,7 @@ def output(
 ) -> Callable[..., None]:
     """`store(y, shared, thread, m_first, m_stop, group, k_first, k_left, operands)` writes the staged tile of y."""
     count = i64 if plan.wide_counts else u32
-    bm, threads, vectors = plan.bm, plan.threads, plan.bn // plan.gemm.vector
+    bm, threads, vectors = plan.bm, plan.consumers, plan.bn // plan.gemm.vector
     k_total, staged_row_bytes, out_bytes = plan.gemm.k, plan.staged_row_bytes, plan.gemm.out_bytes
     place, offset_of = store_order(workload, plan), offsets(workload, plan)
     finish = {1: one_channel, 2: pairs, 8: pairs, 4: four_bytes}[plan.gemm.vector](workload, plan, epilogue, corrections)

@@ -116,10 +116,14 @@ def resource_rules(target: Target) -> tuple[Constraint, ...]:
     )
 
 
-def schedule_rules(target: Target) -> tuple[Constraint, ...]:
-    """Depth of the ring, raster order and persistent grid."""
+def schedule_rules(target: Target, ahead: str = "steps") -> tuple[Constraint, ...]:
+    """Depth of the ring, raster order and persistent grid.
+
+    Args:
+        ahead: the quantity that says how many steps may be loaded ahead.
+    """
     return (
-        Constraint("at most steps + 1 stages", lambda k: (k["stages"] == 2) | (k["stages"] <= k["steps"] + 1)),
+        Constraint(f"at most {ahead} + 1 stages", lambda k: (k["stages"] == 2) | (k["stages"] <= k[ahead] + 1)),
         Constraint(
             "band is 1 unless there are at least that many pixel tiles and a second channel tile",
             lambda k: (k["band"] == 1) | ((k["band"] <= k["tiles_m"]) & (k["tiles_n"] > 1)),

@@ -111,6 +111,7 @@ class MatmulMma(_MatmulCuda):
     name = "matmul_mma"
     version = mma.Conv2dMma.version
     renamed = mma.Conv2dMma.renamed
+    added = mma.Conv2dMma.added
     inner = mma.Conv2dMma()
 
     def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
