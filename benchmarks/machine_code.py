@@ -88,6 +88,8 @@ def candidates() -> list[dict[str, Any]]:
             continue
         taken = [w for w in more if w.op in template.ops and not template.validate(w, target)]
         taken += [w for w in accepted.get(template.name, []) if not template.validate(w, target)]
+        if not taken:  # it is for other cards
+            continue
         for number in range(CANDIDATES.get(template.ops[0], OTHERS)):
             workload = taken[number % len(taken)]
             space = template.space(workload, target)

@@ -121,9 +121,10 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     others += [many.replace(layout="NCHW", weight_layout="OIHW")]
     others += [each.replace(layout="NCHW", weight_layout="OIHW", output_layout="NHWC") for each in (many, many.replace(c=3))]
     others += [many.replace(**change) for change in _INTEGERS]
-    taken = [w for w in (many, *others) if template.validate(w, target) is None]
-    assert taken
-    return [template.space(workload, target) for workload in taken]
+    for card in (target, PRESETS["b200"]):
+        if taken := [w for w in (many, *others) if template.validate(w, card) is None]:
+            return [template.space(workload, card) for workload in taken]
+    raise AssertionError(f"no workload for {template_name}")
 
 
 def docs_of(template_name: str) -> Docs:

@@ -27,6 +27,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
         "conv2d_few_outputs",
         "conv2d_packed",
         "conv2d_reordered",
+        "conv2d_tcgen05",
         "conv2d_mma",
         "conv2d_simt",
         "conv2d_cpu",

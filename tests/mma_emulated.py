@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ def emulate(
     memory_of_y: Array | None = None,
     by: Template | None = None,
     emulator: ClusterEmulator | None = None,
+    modules: tuple[ModuleType, ...] = (),
 ) -> Array:
     """y of one configuration, in the format of the workload's output; float16 in the place of bfloat16.
 
@@ -48,22 +49,25 @@ def emulate(
         memory_of_y: what y is written to; default: a new array.
         by: a template that takes its kernel from conv2d_mma; default: that one.
         emulator: default: a new one.
+        modules: further ones, of a template that takes parts of conv2d_mma.
 
     Of the epilogue it knows bias, residual and requantise, in this order; see `Stages`.
     """
     emulator = emulator or ClusterEmulator(Memory(), lambda value, *_: value, late)
     memory = emulator.memory
-    emulator.stand_in(monkeypatch, *_MODULES)
+    emulator.stand_in(monkeypatch, *_MODULES, *modules)
     monkeypatch.setattr(template, "Epilogue", lambda w, further=(): Stages(w, further, arrays))
     y = np.full(workload.output.shape, 99, np.dtype(workload.output.dtype)) if memory_of_y is None else memory_of_y
     source = (by or template.Conv2dMma()).kernel(workload, PRESETS["h200"], Config(config))
     buffers = {name: memory.add(array) for name, array in arrays.items()} | {"y": memory.add(y)}
     for name, nbytes in (source.workspaces or {}).items():
         buffers[name] = memory.add(np.full(nbytes, 0xFF, np.uint8))
-    taps = workload.r * workload.s if workload.op == "conv2d" else 1
-    tensors = {**arrays, "weight": arrays["weight"].reshape(-1, taps, arrays["weight"].shape[-1])}
+    tensors = {}
+    if any(param.kind == "tensor_map" for param in source.steps[-1].params):
+        taps = workload.r * workload.s if workload.op == "conv2d" else 1
+        tensors = {"x": arrays["x"], "weight": arrays["weight"].reshape(-1, taps, arrays["weight"].shape[-1])}
     for step in source.steps:
-        emulator.run(step, buffers, sms, tensors if config.get("loads") == "tma" else None, SCALARS)
+        emulator.run(step, buffers, sms, tensors, SCALARS)
     return y
 
 

@@ -40,7 +40,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "NCHW, groups": dict(n=2, h=5, w=4, c=12, k=10, r=3, s=2, padding=1, groups=2, layout="NCHW"),
     "fp32 out, odd k": dict(n=1, h=5, w=5, c=5, k=7, r=2, s=2, out_dtype="float32"),
 }
-SMALL = dict(bm=32, bn=32, bk=32, wm=16, wn=32, stages=3, slices=1, band=1, persistent=False, blocks_per_sm=1)
+SMALL = dict(
+    bm=32, bn=32, bk=32, wm=16, wn=32, stages=3, slices=1, band=1, persistent=False, blocks_per_sm=1, loads="copies"
+)  # fmt: skip
 SCHEDULES = [
     SMALL,
     {**SMALL, "bm": 16, "bn": 16, "wn": 16, "bk": 16, "stages": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from typing import Any
@@ -13,14 +14,16 @@ from cluster_emulator import ClusterEmulator
 from conv2d_numpy import expected, integers, run_on_gpu, to_bits
 from mma_emulated import emulate
 
-from schedsearch import batch_matmul
+from schedsearch import batch_matmul, dense
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
+from schedsearch.device import open_device
 from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS
 from schedsearch.template import load_template
 from schedsearch.templates.conv2d.mma import Conv2dMma
 from schedsearch.testing.emulator import Memory
+from schedsearch.verification.verify import verify_once
 from schedsearch.workload import Workload
 
 TEMPLATE, H200 = Conv2dMma(), PRESETS["h200"]
@@ -193,6 +196,32 @@ def test_both_ways_to_load_give_the_same_bits(seed: int) -> None:
             run_on_gpu(TEMPLATE, workload, target, Config({**config, "loads": loads}), arrays) for loads in ("copies", "tma")
         ]
         np.testing.assert_array_equal(*both, err_msg=f"{workload.label} {config}")
+
+
+FLOATS: dict[str, Workload] = {
+    "E4M3": dense(m=200, n=136, k=96, dtype="float8_e4m3"),
+    "E4M3 x E5M2, scaled": dense(
+        m=70, n=72, k=160, dtype="float8_e4m3", weight_dtype="float8_e5m2", epilogue=[{"dequantise": {"to": "bfloat16"}}]
+    ),
+    "E5M2, weights of their own": batch_matmul(b=3, m=45, n=40, k=64, dtype="float8_e5m2", out_dtype="float32"),
+    "TF32": dense(m=130, n=96, k=100, dtype="float32", precision="tf32", epilogue=["bias"]),
+    "three products": dense(m=130, n=96, k=100, dtype="float32", precision="fp32"),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("loads", ["copies", "tma"])
+@pytest.mark.parametrize("form", FLOATS)
+def test_verification_accepts_products_of_floats(form: str, loads: str) -> None:
+    workload, target, template = FLOATS[form], detect("cuda"), load_template("matmul_mma")
+    if target.older_than((9, 0)):
+        pytest.skip("the card has no TMA")
+    space = template.space(workload, target).restrict({"loads": [loads]})
+    with contextlib.closing(open_device(target)) as device:
+        for config in space.sample(2, np.random.default_rng(0)):
+            kernel = device.load(compile_source(template.kernel(workload, target, config), target).artifact)
+            assert verify_once(device, workload, kernel) is None, config
+            kernel.close()
 
 
 @pytest.mark.gpu

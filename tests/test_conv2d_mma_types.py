@@ -80,7 +80,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 def complete(w: Workload, config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with the values of the further knobs of the workload's space."""
-    further = {"batch": "folded", "merged": 1}
+    further = {"batch": "folded", "merged": 1, "loads": "copies"}
     return {name: config.get(name, further.get(name)) for name in TEMPLATE.space(w, H200).names}
 
 
@@ -274,7 +274,7 @@ def test_threads_of_a_default_that_copies_small_pieces_have_enough_registers(dty
 
 
 def test_the_first_workloads_have_no_further_knobs() -> None:
-    names = ["bm", "bn", "bk", "wm", "wn", "slices", "stages", "band", "persistent", "blocks_per_sm"]
+    names = ["bm", "bn", "bk", "wm", "wn", "slices", "stages", "band", "persistent", "blocks_per_sm", "loads"]
     assert TEMPLATE.space(conv2d(**{**LAYER, "groups": 32}), H200).names == tuple(names)
     more = TEMPLATE.space(conv2d(**{**LAYER, "dtype": "int8", "groups": 32}), H200)
     assert more.names == (*names, "batch", "merged")

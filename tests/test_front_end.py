@@ -143,14 +143,15 @@ DENSE: tuple[dict[str, int], dict[str, int]] = (
 )
 SAME_SHAPE: list[tuple[Template, tuple[dict[str, int], dict[str, int]], dict[str, Any]]] = [
     (Conv2dWgmma(), DENSE, dict(bn=32, bk=64, cluster_m=2, split_k=2)),
-    (Conv2dMma(), DENSE, dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1)),
+    (Conv2dMma(), DENSE, dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1, loads="copies")),
+    (Conv2dMma(), DENSE, dict(bm=64, bn=32, bk=32, wm=32, wn=16, slices=1, loads="tma")),
     (Conv2dHalo(), (GROUPED, {**GROUPED, "n": 5, "h": 23}), dict(tile_h=12, tile_w=12, merged=2, schedule="together")),
     (Conv2dStem(), (STEM, {**STEM, "n": 5, "h": 30}), dict(tile_w=16, patches=1)),
 ]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("template", "shapes", "tile"), SAME_SHAPE, ids=[template.name for template, *_ in SAME_SHAPE])
+@pytest.mark.parametrize(("template", "shapes", "tile"), SAME_SHAPE, ids=lambda value: getattr(value, "name", ""))
 def test_a_candidate_that_shares_with_another_is_as_if_compiled_alone(
     template: Template, shapes: tuple[dict[str, int], dict[str, int]], tile: dict[str, Any]
 ) -> None:

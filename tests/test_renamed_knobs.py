@@ -39,7 +39,7 @@ RECORDED: dict[str, tuple[Workload, dict[str, Any], dict[str, Any]]] = {
     "conv2d_mma": (
         CONV,
         dict(bm=64, bn=64, bk=32, wm=32, wn=32, slices=1, stages=3, panel=8, blocks_per_sm=2),
-        dict(band=8, persistent=True, blocks_per_sm=2),
+        dict(band=8, persistent=True, blocks_per_sm=2, loads="copies"),
     ),
     "conv2d_simt": (
         BYTES,

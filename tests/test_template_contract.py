@@ -73,6 +73,19 @@ class TestMma(OwnTemplates):
     refused = ((conv2d(1, 8, 8, 16, 16, 3, dtype="float8_e4m3"), "8.9"),)
 
 
+class TestTcgen05(OwnTemplates):
+    template, target = load_template("conv2d_tcgen05"), PRESETS["b200"]
+    accepted = (
+        conv2d(32, 28, 28, 128, 128, 3, padding=1, epilogue=("bias", "residual", "relu")),
+        conv2d(2, 9, 9, 32, 21, 3, groups=1, stride=2, dtype="bfloat16", out_dtype="float32"),
+    )
+    refused = (
+        (conv2d(1, 8, 8, 12, 16, 3), "12 channels"),
+        (conv2d(1, 8, 8, 16, 16, 3, dtype="int8"), "int8"),
+        (conv2d(1, 80, 80, 16, 16, 3, stride=9), "stride"),
+    )
+
+
 class TestSimt(OwnTemplates):
     template, target = load_template("conv2d_simt"), PRESETS["a100"]
     accepted = (

@@ -18,10 +18,11 @@ Sources: PTX ISA, "Warp Level Matrix Instructions" and "cp.async".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from schedsearch.config import Config
-from schedsearch.launch import MAX_GRID_X, Pointer
+from schedsearch.launch import MAX_GRID_X, Param, Pointer
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.conv2d_formats import FLOAT8, INTEGERS
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -142,23 +143,35 @@ def _warp_tile_of_small_copies(bm: int, bn: int, registers_per_word: int) -> tup
     return 16, max(16, bn // 2)
 
 
-def source_of(workload: Workload[Conv2dParams], plan: Plan) -> KernelSource:
-    """The steps of one plan. If images have weights of their own, `weight` is that of all, and x has no zero point."""
+def source_of(
+    workload: Workload[Conv2dParams],
+    plan: Plan,
+    build: Callable[..., Callable[..., None]] | None = None,
+    shaped_by: frozenset[str] = mma_tma.SHAPED_BY,
+    arch: str = "native",
+) -> KernelSource:
+    """The steps of one plan. If images have weights of their own, `weight` is that of all, and x has no zero point.
+
+    Args:
+        build: another builder of a kernel with the parameters of `mma_tma.build_kernel`, and what shapes it.
+    """
     zero, windows, gemm = ZeroPoint.of(workload), WindowSums.of(workload), plan.gemm
     further = (*(zero.params if zero else ()), *(windows.params if windows else ()))
     epilogue = Epilogue(workload, further)
     weight = ROWS if gemm.repacked else "weight"
-    by, operands = mma_kernel, (Pointer("x"), Pointer(weight))
+    x_and_weight: tuple[Param, Param] = Pointer("x"), Pointer(weight)
     if plan.tma:
-        by, operands = mma_tma, mma_tma.maps(workload, plan)
+        build, x_and_weight = build or mma_tma.build_kernel, mma_tma.maps(workload, plan)
+    else:
+        build, shaped_by = mma_kernel.build_kernel, mma_kernel.SHAPED_BY
     convolve = KernelStep(
-        by.build_kernel(workload, plan, epilogue, ChannelCorrections(epilogue, zero, windows)),
-        (*operands, Pointer("y"), *epilogue.params),
+        build(workload, plan, epilogue, ChannelCorrections(epilogue, zero, windows)),
+        (*x_and_weight, Pointer("y"), *epilogue.params),
         plan.grid,
         plan.threads,
         plan.shared_bytes,
         min_blocks_per_sm=plan.blocks_per_sm,
-        shaped_by=by.SHAPED_BY,
+        shaped_by=shaped_by,
         ahead=() if plan.own_weights else (weight,),
     )
     alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature}
@@ -183,4 +196,4 @@ def source_of(workload: Workload[Conv2dParams], plan: Plan) -> KernelSource:
         steps.append(windows.step())
         workspaces |= windows.workspaces
         alignments["x"] = max(alignments["x"], windows.run)
-    return KernelSource("cuda", "native", (*steps, convolve), workspaces=workspaces, alignments=alignments)
+    return KernelSource("cuda", arch, (*steps, convolve), workspaces=workspaces, alignments=alignments)

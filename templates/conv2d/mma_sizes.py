@@ -223,12 +223,15 @@ class Plan(RingPlan[Gemm]):
     @property
     def barrier_offset(self) -> int:
         """Where the barriers of a ring of TMA begin: full ones, then empty ones."""
-        return self.shared_bytes - 2 * BARRIER_BYTES * self.stages
+        return int(tma_shared_bytes(*self._sizes, self.persistent)) - 2 * BARRIER_BYTES * self.stages
 
     @property
     def shared_bytes(self) -> int:
-        sizes = self.bm, self.bn, self.row_bytes, self.stages, self.slices
-        return int(tma_shared_bytes(*sizes, self.persistent) if self.tma else shared_bytes(*sizes))
+        return int(tma_shared_bytes(*self._sizes, self.persistent) if self.tma else shared_bytes(*self._sizes))
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int, int]:
+        return self.bm, self.bn, self.row_bytes, self.stages, self.slices
 
 
 def shared_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any) -> Any:
