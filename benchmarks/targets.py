@@ -1,6 +1,7 @@
 """Compiles a kernel of every CUDA template for every card of `schedsearch.target.PRESETS`, without any of them.
 
-The kernel is the template's default for the first of its workloads in results/machine_code.json that it accepts on the card.
+The kernel is the template's default for the first of its workloads in results/machine_code.json that it accepts on the card;
+templates that have none there have one here.
 Cards of one compute capability that get the same source share a compilation. docs/performance/targets.md shows the data.
 
 It exits with 1 if a template fits a card and none of the kernels that were tried compiles for it.
@@ -22,6 +23,7 @@ from typing import Any
 
 from common import facts, table, write
 
+import schedsearch
 from schedsearch import Workload, load_templates
 from schedsearch.backend import CompileError, RejectedError, compile_source, toolchain
 from schedsearch.target import PRESETS, Target
@@ -29,6 +31,30 @@ from schedsearch.template import KernelSource, Template
 
 CANDIDATES = Path(__file__).parent / "results" / "machine_code.json"
 TRIES = 6  # configurations, until one fits
+SEQUENCES = schedsearch.depthwise_conv1d(n=8, c=64, t=1024, taps=4)
+FURTHER = {
+    "conv2d_tcgen05": schedsearch.conv2d(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=["bias", "relu"]),
+    "conv2d_reordered": schedsearch.conv2d(
+        n=8, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3, layout="NCHW", output_layout="NHWC"
+    ),
+    "depthwise_conv1d_rows_cuda": SEQUENCES,
+    "depthwise_conv1d_lines_cuda": SEQUENCES.replace(layout="NCT"),
+    "depthwise_conv1d_any_cuda": SEQUENCES.replace(direction="backward"),
+    "causal_conv1d_token_cuda": schedsearch.causal_conv1d_update(n=32, c=4096, t=1, taps=4, length=4),
+    "causal_conv1d_update_cuda": schedsearch.causal_conv1d_update(n=8, c=512, t=3, taps=4, length=8),
+    "recurrent_cuda": schedsearch.recurrent(cell="lstm", t=50, n=8, hidden=128),
+    "squeeze_excite_cuda": schedsearch.squeeze_excite(n=1, c=960, h=7, w=7, squeezed=240),
+}
+
+
+def workloads() -> dict[str, list[Any]]:
+    """Template -> workloads as JSON objects, for all built-in templates for GPUs but that of users' own kernels."""
+    found: dict[str, list[Any]] = {
+        name: [] for name, each in load_templates().items() if each.kind == "cuda" and name != "own_kernel_cuda"
+    }
+    for row in json.loads(CANDIDATES.read_text())["rows"]:
+        found[row["template"]].append(row["workload"])
+    return {name: rows or [json.loads(FURTHER[name].json)] for name, rows in found.items()}
 
 
 def source_of(template: Template, workloads: list[Any], target: Target, number: int) -> KernelSource | str:
@@ -127,10 +153,7 @@ def main() -> None:
     if args.show:
         shown(json.loads(args.show.read_text()))
         return
-    workloads = dict[str, list[Any]]()
-    for row in json.loads(CANDIDATES.read_text())["rows"]:
-        workloads.setdefault(row["template"], []).append(row["workload"])
-    given = [pair for pair in workloads.items() if any(word in pair[0] for word in args.templates)]
+    given = [pair for pair in workloads().items() if any(word in pair[0] for word in args.templates)]
     os.environ.setdefault("SCHEDSEARCH_BUILD_CACHE", "off")
     result: dict[str, Any] = {**facts(), "toolchain": toolchain("cuda"), "rows": []}
     with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:

@@ -59,5 +59,6 @@ def test_every_template_of_a_random_layer_has_a_legal_default_and_finite_feature
 
 
 def test_the_layers_that_are_drawn_reach_every_template() -> None:
-    reached = {template.name for seed in range(12) for template in TEMPLATES.matching(draw(seed), H200)}
+    cards = H200, PRESETS["b200"]
+    reached = {each.name for seed in range(12) for card in cards for each in TEMPLATES.matching(draw(seed), card)}
     assert reached == {name for name, each in TEMPLATES.items() if (each.kind, each.op) == ("cuda", "conv2d")}

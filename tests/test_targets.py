@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ from schedsearch import Workload, load_templates
 from schedsearch.device.detect import detect
 from schedsearch.errors import UsageError
 from schedsearch.launch import MAX_BLOCK_THREADS
+from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Architecture
 from schedsearch.template import KernelSource, Template
 
-CANDIDATES = Path(__file__).resolve().parents[1] / "benchmarks/results/machine_code.json"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import targets as table
+
 SINCE_HOPPER = re.compile(r"wgmma|tcgen05|mbarrier|cp\.async\.bulk|griddepcontrol|setmaxnreg|cluster|fence\.proxy|stmatrix")
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": shared KiB of a block, of a multiprocessor,
 # threads of a multiprocessor.
@@ -73,28 +78,39 @@ def test_an_unknown_card_is_named_with_the_ones_that_are_known() -> None:
 
 
 @functools.cache
-def recorded() -> dict[str, list[dict[str, Any]]]:
-    """Template -> candidates, as data."""
-    found = dict[str, list[dict[str, Any]]]()
-    for row in json.loads(CANDIDATES.read_text())["rows"]:
-        found.setdefault(row["template"], []).append(row)
-    return found
+def workloads() -> dict[str, list[Any]]:
+    return table.workloads()
+
+
+def registers_of_blocks(space: ConfigSpace, rows: Any) -> Any:
+    """Registers of the threads of a block by the space's own estimate; zeros if it has none. A feature of a quantity is its
+    log2(1 + value)."""
+    names = list(space.feature_names)
+    if not {"registers", "threads"} <= set(space.derived):
+        return np.zeros(len(rows))
+    of_thread, threads = (
+        np.rint(2.0 ** space.encode(rows)[:, names.index(name)].astype(float) - 1) for name in ("registers", "threads")
+    )
+    return of_thread * threads
 
 
 def some_source(template: Template, preset: str, seed: int) -> KernelSource | None:
-    """The kernel of a configuration from the template's space on a card; None if it refuses the card."""
+    """The kernel of a configuration from the template's space on a card; None if it refuses the card. Of more configurations
+    it checks the registers."""
     target = PRESETS[preset]
-    workload = Workload.from_json(json.dumps(recorded()[template.name][0]["workload"]))
+    workload = Workload.from_json(json.dumps(workloads()[template.name][0]))
     if template.validate(workload, target):
         return None
     space = template.space(workload, target)
-    return template.kernel(workload, target, space.sample(1, np.random.default_rng(seed))[0])
+    rows = space.sample_indices(8, np.random.default_rng(seed))
+    assert registers_of_blocks(space, rows).max() <= target.registers_per_sm, template.name
+    return template.kernel(workload, target, space.configs(rows[:1])[0])
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_spaces_hold_what_a_card_can_launch_only(preset: str) -> None:
     target, launched = PRESETS[preset], 0
-    for name in recorded():
+    for name in workloads():
         template = load_templates([name])[name]
         source = some_source(template, preset, seed=1)
         if source is None:
@@ -105,7 +121,7 @@ def test_spaces_hold_what_a_card_can_launch_only(preset: str) -> None:
             assert 1 <= step.block_threads <= MAX_BLOCK_THREADS, name
             assert step.min_blocks_per_sm * step.block_threads <= target.threads_per_sm, name
             launched += 1
-    assert launched > len(recorded()) // 2
+    assert launched > len(workloads()) // 2
 
 
 @pytest.mark.parametrize(("name", "preset"), [("conv2d_mma", "a100")])

@@ -26,13 +26,15 @@ from schedsearch.templates.parts.grids import persistent_knobs, persistent_rule
 from schedsearch.workload import Workload
 
 BLOCKS_PER_SM = (1, 2)
+COPIED_STAGES = (2, 3, 4, 5, 6)
+MORE_STAGES = (8, 10, 12)  # of loads by TMA
 SWIZZLE_BYTES = 128  # of a row, the widest of TMA
 
 
 def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
     """All configurations of conv2d_mma."""
     gemms = Gemms.of(workload)
-    unit = gemms.single.mma.k
+    unit, tma = gemms.single.mma.k, tma_problem(workload, target) is None
     knobs = [
         Knob("bm", (16, 32, 64, 128, 256), "output pixels of a block's tile"),
         Knob("bn", (16, 32, 64, 128, 256), "output channels of a block's tile"),
@@ -44,12 +46,16 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
             (1, 2, 4),
             "warps that share one warp tile; each takes its part of every step, and the parts are summed at the end",
         ),
-        Knob("stages", (2, 3, 4, 5, 6), "shared buffers in the ring; stages - 1 steps are loaded ahead"),
+        Knob(
+            "stages",
+            (*COPIED_STAGES, *(MORE_STAGES if tma else ())),
+            "shared buffers in the ring of steps that are loaded ahead",
+        ),
         BAND,
         *persistent_knobs(BLOCKS_PER_SM),
         Knob(
             "loads",
-            ("copies", "tma") if tma_problem(workload, target) is None else ("copies",),
+            ("copies", "tma") if tma else ("copies",),
             "copies: all threads load by cp.async; tma: a warp of its own loads by TMA",
         ),
     ]
@@ -59,7 +65,7 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
         knobs.append(
             Knob("merged", tuple(gemms.by_merged), "neighbouring groups that share a GEMM, with zeros between them")
         )
-    rules = (*_constraints(gemms, target), *_tma_rules(workload, gemms))
+    rules = (*_constraints(gemms, target), *(_tma_rules(workload, gemms) if tma else ()))
     return ConfigSpace(knobs=knobs, derived=_derived(gemms, target), constraints=rules)
 
 
@@ -111,6 +117,9 @@ def _tma_rules(workload: Workload[Conv2dParams], gemms: Gemms) -> list[Constrain
     gemm = gemms.single
     most = SWIZZLE_BYTES // gemm.element_bytes
     found = [
+        Constraint(
+            f"without TMA at most {COPIED_STAGES[-1]} stages", lambda k: by_tma(k) | (k["stages"] <= COPIED_STAGES[-1])
+        ),
         Constraint(
             f"with TMA a row of a stage has at most {SWIZZLE_BYTES} bytes: bk <= {most}",
             lambda k: ~by_tma(k) | (k["bk"] <= most),
