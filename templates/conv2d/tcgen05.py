@@ -25,6 +25,7 @@ from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
 from schedsearch.templates.conv2d import mma, mma_tma
+from schedsearch.templates.conv2d.mma_kernel import image_end, tile_walk
 from schedsearch.templates.conv2d.mma_sizes import LOADER_THREADS, Gemm, Plan, tma_shared_bytes
 from schedsearch.templates.conv2d.mma_store import ChannelCorrections, output
 from schedsearch.templates.conv2d.tiles import BAND, below_twice, ceil_div, least_cost, tile_sizes
@@ -164,7 +165,7 @@ def build_kernel(
     steps, stages, consumers, bn, k_total = plan.steps, plan.stages, plan.consumers, plan.bn, plan.gemm.k
     stage_bytes, x_bytes, staged_row_bytes = plan.stage_bytes, plan.x_bytes, plan.staged_row_bytes
     full_offset, allocated, part = plan.barrier_offset, product.allocated, min(bn, 32)  # columns of a load
-    place, stop_of = mma_tma.tile_walk(plan), mma_tma.image_end(plan)
+    place, stop_of = tile_walk(plan), image_end(plan)
     load_tiles, store = mma_tma.loads(workload, plan), output(workload, plan, epilogue, corrections)
     initialise, (take, advance) = pipeline.initialise, pipeline.consumer(stages)
     matrix, multiply = product.matrix(plan.row_bytes), product.steps(plan.bk // product.k)
