@@ -2,10 +2,13 @@
 
     python benchmarks/reproducibility.py                                          the 13 shapes, 60 s each, seeds 0 and 1
     python benchmarks/reproducibility.py --shapes 0,1,4,6,12 --time 12 --out FILE.json
+    python benchmarks/reproducibility.py --workloads benchmarks/tuned/first_1.yaml --first 8 --trials 24 --keep FOLDER
     python benchmarks/reproducibility.py --target cpu --small --time 5            without a GPU
 
-Each seed has a database of its own and starts without records. The time is that of a layer; a run shares it over its
-layers. Afterwards the winners of both runs and the default meet in one race, several times (`--rounds`). The table has
+Each seed has a database of its own and starts without records. The time and the trials are those of a layer; a run shares
+them over its layers. Times are taken as networks ask for them on the device. With --keep the databases 0.db and 1.db, named
+by the seeds, stay in a folder; `records ship` can go on with one. Afterwards the winners of both runs and the default meet
+in one race, several times (`--rounds`). The table has
 
 - whether both named the same configuration, and how many others were tied with the winner in each run's race;
 - the slower winner's time over the faster one's, by the median over the rounds;
@@ -18,6 +21,7 @@ The last lines count the layers with the same winner, within 2 % of each other, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -30,13 +34,15 @@ from convolutions import SHAPES, square
 
 import schedsearch
 from schedsearch.config import Config
+from schedsearch.executable.build_options import network_mode
 from schedsearch.measure import Builder, Runner
-from schedsearch.measurement import Measurement
+from schedsearch.measurement import MODES, Measurement
 from schedsearch.processes.builder import Built, Candidate
 from schedsearch.session.race import NOISE
 from schedsearch.session.summary import TaskSummary
 from schedsearch.target import Target
 from schedsearch.template import load_template
+from schedsearch.workload_file import load
 
 CLOSE = 1.02
 SMALL = [(1, 16, 16, 16, 16, 3, 1, 1), (1, 14, 14, 32, 32, 3, 1, 1)]
@@ -122,29 +128,42 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([common.table(header, lines), *ends])
 
 
+def chosen(options: argparse.Namespace, target: Target) -> list[schedsearch.Workload]:
+    if options.workloads:
+        return [task.workload for task in load(options.workloads).resolve(target).tasks if task.of_range is None]
+    numbers = range(len(SHAPES)) if options.shapes is None else [int(number) for number in options.shapes.split(",")]
+    workloads = [square(*shape) for shape in (SMALL if options.small else [SHAPES[number] for number in numbers])]
+    return [workload.replace(dtype="float32") for workload in workloads] if target.kind == "cpu" else workloads
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", help="numbers of the 13 shapes, from 0; default: all")
     parser.add_argument("--small", action="store_true", help="two small layers instead")
+    parser.add_argument("--workloads", help="a workload file instead")
+    parser.add_argument("--first", type=int, help="only so many layers, the first ones")
     parser.add_argument("--time", type=float, default=60.0, help="seconds of tuning a layer and seed")
+    parser.add_argument("--trials", type=int, help="of a layer and seed, in place of the time")
+    parser.add_argument("--mode", choices=MODES, help="default: as networks ask for")
+    parser.add_argument("--keep", help="folder for the databases")
     parser.add_argument("--seeds", default="0,1", help="two seeds")
     parser.add_argument("--rounds", type=int, default=3, help="races of the winners")
     parser.add_argument("--target", default="auto")
     parser.add_argument("--out", help="also write the data here")
     options = parser.parse_args()
     first, second = (int(seed) for seed in options.seeds.split(","))
-    chosen = range(len(SHAPES)) if options.shapes is None else [int(number) for number in options.shapes.split(",")]
     target = schedsearch.detect(options.target)
-    workloads = [square(*shape) for shape in (SMALL if options.small else [SHAPES[number] for number in chosen])]
-    if target.kind == "cpu":
-        workloads = [workload.replace(dtype="float32") for workload in workloads]
+    mode = options.mode or network_mode(target)
+    workloads = chosen(options, target)[: options.first]
     runs = []
-    with tempfile.TemporaryDirectory() as folder:
+    with contextlib.ExitStack() as stack:
+        folder = Path(options.keep or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         for seed in (first, second):
-            time_s = options.time * len(workloads)
-            db = Path(folder) / f"{seed}.db"
-            runs.append(schedsearch.tune(workloads, db, target=target, time_s=time_s, seed=seed, resume=False))
-    with Runner(target) as runner, Builder(target, workers=1) as builder:
+            budget = {"time_s": options.time * len(workloads)} if options.trials is None else {"trials": options.trials}
+            db = folder / f"{seed}.db"
+            runs.append(schedsearch.tune(workloads, db, target=target, seed=seed, resume=False, mode=mode, **budget))
+    with Runner(target, mode=mode) as runner, Builder(target, workers=1) as builder:
         pairs = list(zip(*(run.tasks for run in runs)))
         raced = [tasks for tasks in pairs if all(task.race is not None for task in tasks)]
         rows = [compared(builder, runner, target, tasks, options.rounds) for tasks in raced]
@@ -153,7 +172,8 @@ def main() -> None:
     if not rows:
         raise SystemExit(1)
     print(report(rows))
-    common.write(options.out, {"time_s_a_layer": options.time, "seeds": [first, second], "rows": rows})
+    budget = {"time_s_a_layer": options.time} if options.trials is None else {"trials_a_layer": options.trials}
+    common.write(options.out, {**budget, "mode": mode, "seeds": [first, second], "rows": rows})
 
 
 if __name__ == "__main__":

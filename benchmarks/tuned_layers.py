@@ -2,12 +2,15 @@
 
     python benchmarks/tuned_layers.py --folder benchmarks/tuned
     python benchmarks/tuned_layers.py --folder benchmarks/tuned --only products movement
-    schedsearch records ship benchmarks/tuned/*.yaml --db tuned.db --time 250s --output schedsearch/tuned
+    schedsearch records ship benchmarks/tuned/{first,depthwise,networks,int8}_1.yaml --db tuned.db --time 250s \
+        --output schedsearch/tuned
 
 Each file has every layer once, though several networks have it; its weight is how often they run it. Layers are those that
 `schedsearch.build` looks up: with bias, addition and activation in their epilogue. A layer that an earlier file has is left
 out of the later ones. The order of a file is that of the networks, the most used ones first.
 
+first_1                     the networks that the documentation times: ResNet-50 and MobileNetV2 in float16, for one image
+depthwise_1                 the depthwise convolutions of all networks, whose defaults lose the most
 networks_1, networks_32     the torchvision networks of NETWORKS in float16, for 1 and 32 images
 int8_1, int8_32             the quantised networks of onnx_models.py
 products                    products of transformers in float16: HIDDEN sizes, ROWS rows, and their attention
@@ -15,12 +18,13 @@ depthwise                   the layers of depthwise.py, forward
 movement                    the movements of data_movement.py
 cpu                         small networks in float32 and layers of the tables, for a CPU
 
-Needs torchvision for the first two and for cpu; onnx, onnx-ir and onnxscript.
+Needs torchvision for networks and for cpu; onnx, onnx-ir and onnxscript.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -47,15 +51,20 @@ Layers = Iterator[tuple[str, Workload, int]]  # name, workload, how often
 
 
 def of_torchvision(names: Iterable[str], batch: int, dtype: str, target: Target = CARD) -> Layers:
+    for name in names:
+        yield from of_network(name, batch, dtype, target)
+
+
+@functools.cache
+def of_network(name: str, batch: int, dtype: str, target: Target) -> tuple[tuple[str, Workload, int], ...]:
     import torch
     import torchvision
 
-    for name in names:
-        more = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
-        model = getattr(torchvision.models, name)(weights=None, **more).eval()
-        as_if_trained(model)
-        size = 299 if name == "inception_v3" else 224
-        yield from needed_by(name, model, torch.zeros(batch, 3, size, size), dtype=dtype, target=target)
+    more = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    model = getattr(torchvision.models, name)(weights=None, **more).eval()
+    as_if_trained(model)
+    size = 299 if name == "inception_v3" else 224
+    return tuple(needed_by(name, model, torch.zeros(batch, 3, size, size), dtype=dtype, target=target))
 
 
 def as_if_trained(model: Any) -> None:
@@ -133,7 +142,18 @@ def on_a_cpu() -> Layers:
             yield f"dense {hidden}, {rows} rows", schedsearch.dense(m=rows, n=hidden, k=hidden, dtype="float32"), 1
 
 
+def only(op: str, layers: Layers) -> Layers:
+    return (each for each in layers if each[1].op == op)
+
+
 FILES: dict[str, tuple[str, str, Callable[[], Layers]]] = {
+    "first_1": (
+        "cuda", "Layers of ResNet-50 and MobileNetV2 for one image.", lambda: of_torchvision(NETWORKS[:2], 1, "float16")
+    ),
+    "depthwise_1": (
+        "cuda", "Depthwise convolutions of torchvision's networks for one image.",
+        lambda: only("depthwise_conv2d", of_torchvision(NETWORKS[2:], 1, "float16")),
+    ),
     "networks_1": (
         "cuda", "Layers of torchvision's networks for one image.", lambda: of_torchvision(NETWORKS, 1, "float16")
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,28 @@ def ship(store: Store, folder: str | Path, target: str, who: str) -> dict[str, A
         "kept": len(before.rows),
         "left_out": found.left_out,
         "size_bytes": size,
+    }
+
+
+def shipped_ids(folder: str | Path, target: str, mode: str, versions: Mapping[str, int]) -> set[str]:
+    """The ids of the workloads that the file of a kind of device in a folder has records of.
+
+    Args:
+        mode: how they were timed.
+        versions: template -> its version; a record of another version of its template does not count.
+
+    Raises:
+        DatabaseError: there is a file that cannot be used.
+    """
+    path = Path(folder) / file_name(target)
+    if not path.exists():
+        return set()
+    with Lookup(path) as lookup:
+        rows = [row for row, _, _ in lookup.bests()]
+    return {
+        row.workload_id
+        for row in rows
+        if (row.target_key, row.mode) == (target, mode) and versions.get(row.template) == row.template_version
     }
 
 

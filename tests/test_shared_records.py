@@ -368,6 +368,11 @@ def test_ship_tunes_once_then_pushes_pulls_verifies_and_compares(tuned: Path, mo
     assert first["size_bytes"] == (tuned / "shipped" / file_name(key)).stat().st_size
     with Store.open(tuned / "tuned.db", readonly=True) as store:
         trials = len(store.rows())
+    for db in ("tuned.db", "another.db"):  # what the file has is passed over, whatever database it came from
+        text = ok("records", "ship", "tiny.yaml", "--who", "Ada", "--db", db, "--target", "cpu", "--output", "shipped")
+        assert "has 1 task already" in text
+    assert not (tuned / "another.db").exists()
+    (tuned / "shipped" / file_name(key)).unlink()
     text = ok(*words, "--output", "shipped")
     with Store.open(tuned / "tuned.db", readonly=True) as store:
         assert len(store.rows()) == trials  # nothing was left to tune
@@ -383,7 +388,8 @@ def test_ship_tunes_once_then_pushes_pulls_verifies_and_compares(tuned: Path, mo
         (best,) = store.bests()
         assert best.verified and best.vouched and best.record.anchor is not None and not best.row.source
     assert "1 task in both" in ok("records", "diff", "tuned.db", "own.db", "--all")
-    assert json.loads(ok("records", "diff", "tuned.db", "shared.jsonl.gz", "--json"))["tasks"][0]["verdict"] == "the same"
+    (task,) = json.loads(ok("records", "diff", "tuned.db", "shared.jsonl.gz", "--json"))["tasks"]
+    assert task["verdict"] in ("the same", "within noise")  # a winner by less than 2 % was pushed as the default
 
 
 @pytest.mark.parametrize("case", ["another version", "not legal", "no template"])

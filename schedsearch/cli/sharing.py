@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from schedsearch.cli.options import AtLeast
 from schedsearch.cli.stores import db_option, json_option, open_store, target_key, target_option
 from schedsearch.cli.tune import Duration
 from schedsearch.errors import UsageError
+from schedsearch.measurement import MODES, check_mode
 
 if TYPE_CHECKING:
     from schedsearch.records.exchange import Report
@@ -150,6 +151,7 @@ def diff(one: str, other: str, everything: bool, as_json: bool) -> None:
 @click.option("--target", "selector", metavar="TARGET", default="auto", help="auto, cpu, cuda or cuda:N.")
 @click.option("--trials", metavar="N", type=AtLeast(1), default=64, help="Trials of each task.")
 @click.option("--time", "time_s", metavar="TIME", type=Duration(), help="For all tuning, e.g. 250s or 2h.")
+@click.option("--mode", type=click.Choice(MODES), help="How times are taken. Default: as networks ask for on the device.")
 @click.option("--output", metavar="FOLDER", type=click.Path(file_okay=False), required=True, help="Made if it is missing.")
 @json_option
 def ship(
@@ -159,17 +161,23 @@ def ship(
     selector: str,
     trials: int,
     time_s: float | None,
+    mode: str | None,
     output: str,
     as_json: bool,
 ) -> None:
     """Tune the tasks of the files that have no final race yet, then write the shipped records of this device to FOLDER.
 
-    The same command goes on where it stopped. Without files it writes what the database has.
+    The same command goes on where it stopped: it passes over what raced in the database, and what the file in FOLDER has.
+    To measure everything again, remove that file. Without files it writes what the database has.
     """
     from schedsearch.device.detect import detect
+    from schedsearch.executable.build_options import network_mode
+    from schedsearch.records.shipped import file_name
     from schedsearch.records.shipping import ship as ship_
+    from schedsearch.records.shipping import shipped_ids
     from schedsearch.records.store import Store
     from schedsearch.session.gradual import tune_gradually
+    from schedsearch.template import load_templates
     from schedsearch.workload_file import load
 
     try:
@@ -180,14 +188,26 @@ def ship(
     tasks = [task for file in files for task in load(file).resolve(target).tasks if task.of_range is None]
     if files and not tasks:
         raise UsageError(f"{', '.join(files)} have no task of fixed sizes; give other files")
-    progress = None
+    mode = mode or network_mode(target)
+    check_mode(mode, target.kind)
+    progress, wanted = None, tasks
     if tasks:
-        progress = tune_gradually(tasks, db, target, trials=trials, time_s=time_s, say=render.note)
+        versions = {name: template.version for name, template in load_templates().items()}
+        known = shipped_ids(output, target.key, mode, versions)
+        wanted = [task for task in tasks if task.workload.id not in known]
+        if not wanted:
+            file = str(Path(output) / file_name(target.key))
+            if as_json:
+                render.echo_json({"file": file, "records": 0, "raced": len(tasks), "left": 0})
+            else:
+                render.say(f"{file} has {render.counted(len(tasks), 'task')} already; to measure again, remove it")
+            return
+        progress = tune_gradually(wanted, db, target, trials=trials, time_s=time_s, mode=mode, say=render.note)
     with Store.open(db, create=False, readonly=True) as store:
         counts = ship_(store, Path(output), target.key, who)
     if progress is not None:
         counts |= {
-            "raced": progress.raced,
+            "raced": len(tasks) - len(wanted) + progress.raced,
             "left": len(progress.left),
             "unsupported": len(progress.unsupported),
             "seconds": round(progress.seconds, 1),
@@ -202,7 +222,7 @@ def ship(
     )
     if progress is not None:
         render.say(
-            f"{progress.raced} of {render.counted(len(tasks), 'task')} {'has' if len(tasks) == 1 else 'have'} raced, "
+            f"{counts['raced']} of {render.counted(len(tasks), 'task')} {'has' if len(tasks) == 1 else 'have'} raced, "
             f"{len(progress.left)} are left, no template computes {len(progress.unsupported)}; {progress.seconds:.0f} s"
         )
     _note_left_out(counts["left_out"])
