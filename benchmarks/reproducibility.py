@@ -60,10 +60,11 @@ def winner_of(task: TaskSummary) -> Winner:
     return Winner(task.race.best.template, task.race.best.config, len(task.race.tied))
 
 
-def built(builder: Builder, workload: schedsearch.Workload, winners: Sequence[Winner]) -> list[Built]:
-    tokens = [builder.submit(Candidate(workload, load_template(each.template), each.config)) for each in winners]
+def built(builder: Builder, entrants: Sequence[tuple[schedsearch.Workload, Winner]]) -> list[Built]:
+    """The kernels, compiled by all processes at once."""
+    tokens = [builder.submit(Candidate(workload, load_template(each.template), each.config)) for workload, each in entrants]
     results = dict(builder.drain())
-    for token, winner in zip(tokens, winners):
+    for token, (_, winner) in zip(tokens, entrants):
         if isinstance(results[token], Measurement):
             raise SystemExit(f"{winner} does not build any more: {results[token].message}")
     return [results[token] for token in tokens]
@@ -75,12 +76,11 @@ def default_of(workload: schedsearch.Workload, target: Target, task: TaskSummary
     return Winner(template.name, template.default(workload, target, template.space(workload, target)), 0)
 
 
-def compared(builder: Builder, runner: Runner, target: Target, tasks: Sequence[TaskSummary], rounds: int) -> dict[str, Any]:
-    """A row of the table."""
-    workload = tasks[0].workload
-    winners = [winner_of(task) for task in tasks]
-    entrants = [*winners, default_of(workload, target, tasks[0])]
-    races = [runner.race(workload, built(builder, workload, entrants)) for _ in range(rounds)]
+def compared(
+    runner: Runner, workload: schedsearch.Workload, winners: Sequence[Winner], kernels: Sequence[Built], rounds: int
+) -> dict[str, Any]:
+    """A row of the table. `kernels` are those of the two winners and the default."""
+    races = [runner.race(workload, list(kernels)) for _ in range(rounds)]
     failed = [each.message for race in races for each in race if not each.ok]
     if failed:
         raise SystemExit(f"{workload.label}: {failed[0]}")
@@ -163,10 +163,21 @@ def main() -> None:
             budget = {"time_s": options.time * len(workloads)} if options.trials is None else {"trials": options.trials}
             db = folder / f"{seed}.db"
             runs.append(schedsearch.tune(workloads, db, target=target, seed=seed, resume=False, mode=mode, **budget))
-    with Runner(target, mode=mode) as runner, Builder(target, workers=1) as builder:
-        pairs = list(zip(*(run.tasks for run in runs)))
-        raced = [tasks for tasks in pairs if all(task.race is not None for task in tasks)]
-        rows = [compared(builder, runner, target, tasks, options.rounds) for tasks in raced]
+    pairs = list(zip(*(run.tasks for run in runs)))
+    raced = [tasks for tasks in pairs if all(task.race is not None for task in tasks)]
+    winners = [[winner_of(task) for task in tasks] for tasks in raced]
+    entrants = [
+        (tasks[0].workload, each)
+        for tasks, two in zip(raced, winners)
+        for each in (*two, default_of(tasks[0].workload, target, tasks[0]))
+    ]
+    with Builder(target) as builder:
+        kernels = built(builder, entrants)
+    with Runner(target, mode=mode) as runner:
+        rows = [
+            compared(runner, tasks[0].workload, two, kernels[3 * number : 3 * number + 3], options.rounds)
+            for number, (tasks, two) in enumerate(zip(raced, winners))
+        ]
     if len(raced) < len(pairs):
         print(f"{len(pairs) - len(raced)} layers are left out, no final race was held: give them more time")
     if not rows:

@@ -22,6 +22,7 @@ from schedsearch.records.shipping import ship
 from schedsearch.records.store import Store
 from schedsearch.target import PRESETS
 from schedsearch.task import Task
+from schedsearch.template import load_template
 from schedsearch.workload import Workload
 
 CARD = PRESETS["h200"]
@@ -31,11 +32,9 @@ LAYERS = [
 ]
 
 
-def recorded(db: Path, workload: Workload, time_ns: float, target: str = H200) -> None:
-    measurement = Measurement(Outcome.OK, times_ns=(time_ns,))
-    made = record(
-        workload=workload, measurement=measurement, anchor=Anchor("c0de", 2 * time_ns), final_race=True, target=target
-    )
+def recorded(db: Path, workload: Workload, time_ns: float, target: str = H200, gain: float = 2.0, **changes: Any) -> None:
+    facts = {"measurement": Measurement(Outcome.OK, times_ns=(time_ns,)), "anchor": Anchor("c0de", gain * time_ns)}
+    made = record(workload=workload, final_race=True, target=target, **facts, **changes)
     with Store.open(db) as store:
         store.promote(store.append(made))
 
@@ -66,6 +65,23 @@ def test_layers_are_counted_by_where_their_records_are(folder: Path) -> None:
     assert found.share("none") == pytest.approx(4 * estimate / total)
     assert found.tuning_s > 0 and "1 record by Ada" in found.shipped
     assert found.layers[0].source == "none"  # the layers that take longest come first
+
+
+@pytest.mark.parametrize("gain, source", [(2.0, "near"), (1.05, "none")])
+def test_a_layer_that_the_record_of_a_similar_one_would_serve_is_near(
+    gain: float, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, other = LAYERS[0].workload, LAYERS[1]
+    template = load_template("conv2d_wgmma")
+    config = template.default(known, CARD, template.space(known, CARD))
+    made = {"template": template.name, "template_version": template.version, "config": config}
+    recorded(tmp_path / "theirs.db", known, 2000.0, gain=gain, **made)
+    with Store.open(tmp_path / "theirs.db") as store:
+        ship(store, tmp_path, H200, "Ada")
+    monkeypatch.setenv("SCHEDSEARCH_TUNED_DIR", str(tmp_path))
+    found = coverage([other], db=tmp_path / "none.db", target=CARD)
+    assert [each.source for each in found.layers] == [source]
+    assert found.tuning_s > 0  # it has no record of its own
 
 
 def test_without_records_everything_is_left_and_with_all_of_them_nothing(folder: Path) -> None:
@@ -120,9 +136,9 @@ def test_the_command_reads_a_workload_file(folder: Path) -> None:
     assert lines[1].split(maxsplit=1)[0] == "1" and "in the database" in lines[1]
     assert "1 shipped" in lines[2] and "1 without a record" in lines[3]
     told = json.loads(command(*words, "--json").stdout)
-    assert told["counts"] == {"own": 1, "shipped": 1, "none": 1} and sum(told["shares"].values()) == pytest.approx(
-        1, abs=1e-3
-    )
+    assert told["counts"] == {"own": 1, "shipped": 1, "near": 0, "none": 1} and sum(
+        told["shares"].values()
+    ) == pytest.approx(1, abs=1e-3)
 
 
 def test_bad_input_is_one_line(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from schedsearch.network.plan import best_plan
 from schedsearch.records.damage import DamageError
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.shipped import Shipped, shipped_records
+from schedsearch.runtime.fallback import Fallback
 from schedsearch.session.options import DEFAULT_TRIALS
 from schedsearch.session.plan import plan_tasks
 from schedsearch.session.preview import preview
@@ -30,7 +31,7 @@ from schedsearch.template import load_templates
 from schedsearch.text import counted, duration, seconds
 from schedsearch.workload import Workload
 
-Source = Literal["own", "shipped", "none"]
+Source = Literal["own", "shipped", "near", "none"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class CoveredLayer:
     Attributes:
         label: of its workload.
         count: how often the model runs it.
-        source: own: the database has a record of it on this kind of device. shipped: the package has one. none: neither.
+        source: own: the database has a record of it on this kind of device. shipped: the package has one. near: neither, but
+            a look-up would take the record of a similar layer. none: it would take the default.
         time_ns: of one run: recorded, or estimated from similar records or the roofline.
         reason: where the time comes from.
     """
@@ -60,7 +62,8 @@ class Coverage:
         target: key of the device.
         layers: the ones that take the most time first.
         shipped: the file of shipped records, or why there is none.
-        tuning_s: roughly how long tuning the layers without a record takes, at 64 trials each; 0 if there are none.
+        tuning_s: roughly how long tuning the layers without a record of their own takes, at 64 trials each; 0 if there are
+            none.
         notes: what is strange about the records, a line each.
     """
 
@@ -87,9 +90,11 @@ class Coverage:
         names: tuple[tuple[Source, str], ...] = (
             ("own", "in the database"),
             ("shipped", "shipped"),
+            ("near", "by the record of a similar layer"),
             ("none", "without a record"),
         )
-        found += [f"{self.count(each):6} {name}, {self.share(each):.0%} of the time" for each, name in names]
+        shown = [(each, name) for each, name in names if each != "near" or self.count(each)]
+        found += [f"{self.count(each):6} {name}, {self.share(each):.0%} of the time" for each, name in shown]
         found.append(f"shipped records: {self.shipped}")
         if self.tuning_s:
             found.append(f"tuning the rest takes about {seconds(self.tuning_s)} ({DEFAULT_TRIALS} trials each)")
@@ -99,7 +104,7 @@ class Coverage:
         return "\n".join(self.lines)
 
     def to_json(self) -> dict[str, Any]:
-        sources: tuple[Source, ...] = ("own", "shipped", "none")
+        sources: tuple[Source, ...] = ("own", "shipped", "near", "none")
         return {
             "target": self.target,
             "layers": [asdict(each) for each in self.layers],
@@ -147,7 +152,8 @@ def coverage(
     if tasks is not None:
         if example is not None or shapes or inputs or dtype is not None:
             raise UsageError("layers have their shapes and dtypes; leave out example, dtype, shapes and inputs")
-        with costs_of(None, db, options.target, mode or COLD_GRAPH) as costs:
+        options = replace(options, mode=mode or COLD_GRAPH)
+        with costs_of(None, db, options.target, options.mode) as costs:
             return _covered({task.workload: int(task.weight) for task in tasks}, options, costs)
     network = network_of(model, example, shapes or {}, options)
     with costs_of(network, db, options.target, options.mode) as costs:
@@ -194,7 +200,7 @@ def _covered(counts: Mapping[Workload, int], options: BuildOptions, costs: Recor
         if found[each].origin != "none"
     ]
     notes = [f"no kernel for {each.label}: {found[each].reason}" for each in counts if found[each].origin == "none"]
-    missing = [each for each in counts if sources[each] == "none" and found[each].origin != "none"]
+    missing = [each for each in counts if sources[each] in ("near", "none") and found[each].origin != "none"]
     notes += _differences(shipped, options.target)
     layers.sort(key=lambda each: (-each.count * each.time_ns, each.label))
     return Coverage(options.target.key, tuple(layers), shipped.summary, _tuning_s(missing, options.target), tuple(notes))
@@ -216,7 +222,8 @@ def _source(workload: Workload, options: BuildOptions, lookup: Lookup | None, sh
         with contextlib.suppress(DamageError):
             if place is not None and any(place.exact(workload.id, options.target.key, mode) for mode in modes):
                 return name
-    return "none"
+    fallback = Fallback(workload, options.target, lookup, options.db, options.mode, ("shipped", "nearest"))
+    return "near" if any(each.level == "nearest" for each in fallback.viable()) else "none"
 
 
 def _differences(shipped: Shipped, target: Target) -> list[str]:
