@@ -19,7 +19,7 @@ from schedsearch.task import Task
 from schedsearch.template import load_templates
 from schedsearch.text import counted
 
-GROUP = 32  # tasks: starting a run's processes takes seconds
+GROUP = 64  # tasks: starting a run's processes takes seconds
 LEAST_S = 10.0  # in less time no group begins
 
 
