@@ -20,7 +20,7 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, NoRecordError, UsageError
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.measure.recheck import recheck
-from schedsearch.measurement import COLD_GRAPH, Anchor, Measurement, Outcome
+from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH, Anchor, Measurement, Outcome
 from schedsearch.network.costs import RecordCosts
 from schedsearch.records.entries import chosen
 from schedsearch.records.lookup import Lookup
@@ -235,6 +235,8 @@ def test_a_search_begins_with_the_shipped_configuration(tuned: Path) -> None:
     ((config, time_ns),) = shipped_results(CPU_WORKLOAD, CPU.key, load_template("conv2d_cpu"), COLD_GRAPH)
     row = shipped_records(CPU.key).exact(CPU_WORKLOAD.id, CPU.key, COLD_GRAPH)
     assert row is not None and (config.json, time_ns) == (row.config_json, row.time_ns)
+    other_mode = shipped_results(CPU_WORKLOAD, CPU.key, load_template("conv2d_cpu"), HOT_GRAPH)
+    assert other_mode == [(config, time_ns)]  # nothing is shipped for hot times: it is the best guess
     assert not shipped_results(CPU_WORKLOAD, CPU.key, load_template("depthwise_conv2d_cpu"), COLD_GRAPH)
     assert not shipped_results(CPU_WORKLOAD, H200, load_template("conv2d_cpu"), COLD_GRAPH)
 

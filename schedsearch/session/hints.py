@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from schedsearch.config import Config
+from schedsearch.measurement import OTHER_MODES
 from schedsearch.records.damage import DamageError
 from schedsearch.records.evidence import thinned
 from schedsearch.records.shipped import shipped_records
@@ -83,9 +84,12 @@ def warm_start(workload: Workload, target: str, space: ConfigSpace, known: Itera
 
 
 def shipped_results(workload: Workload, target: str, template: Template, mode: str) -> Results:
-    """The configuration of a template that is shipped for a task; none if another one is, or none at all."""
+    """The configuration of a template that is shipped for a task; none if another one is, or none at all. Where none is
+    shipped in the mode, one of another mode is a hint, too."""
+    shipped = shipped_records(target)
     try:
-        row = shipped_records(target).exact(workload.id, target, mode)
+        rows = (shipped.exact(workload.id, target, each) for each in (mode, *OTHER_MODES[mode]))
+        row = next((row for row in rows if row is not None), None)
     except DamageError:
         return ()
     if row is None or (row.template, row.template_version) != (template.name, template.version):
