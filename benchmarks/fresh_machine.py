@@ -36,7 +36,6 @@ import common
 
 WAYS = ("shipped", "tuned", "default")
 TURNS, CALLS = 25, 40
-IMAGE = {"inception_v3": 299}  # rows and columns; 224 of the others
 
 
 def by_build(name: str, db: str, target: str, dtype: str) -> tuple[float, Any, Callable[[], Any]]:
@@ -65,19 +64,14 @@ def by_build(name: str, db: str, target: str, dtype: str) -> tuple[float, Any, C
 def by_optimize(name: str, db: str, target: str, dtype: str) -> tuple[float, Any, Callable[[], Any]]:
     """As `by_build`, of a model of torchvision."""
     import torch
-    import torchvision
-    from tuned_layers import as_if_trained
+    from tuned_layers import torchvision_model
 
     import schedsearch.executable.build as building
     from schedsearch.torch import optimize_
 
-    more = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    model = getattr(torchvision.models, name)(weights=None, **more).eval()
-    as_if_trained(model)
-    device = "cpu" if target == "cpu" else "cuda"
-    model = model.to(device, getattr(torch, dtype)).to(memory_format=torch.channels_last)
-    size = IMAGE.get(name, 224)
-    x = torch.ones(1, 3, size, size, dtype=getattr(torch, dtype), device=device).to(memory_format=torch.channels_last)
+    model, x = torchvision_model(name, 1)
+    place = {"device": "cpu" if target == "cpu" else "cuda", "dtype": getattr(torch, dtype)}
+    model, x = (each.to(**place).to(memory_format=torch.channels_last) for each in (model, x + 1))
     levels: collections.Counter[str] = collections.Counter()
     inner = building.build_within
 

@@ -57,6 +57,12 @@ def of_torchvision(names: Iterable[str], batch: int, dtype: str, target: Target 
 
 @functools.cache
 def of_network(name: str, batch: int, dtype: str, target: Target) -> tuple[tuple[str, Workload, int], ...]:
+    model, example = torchvision_model(name, batch)
+    return tuple(needed_by(name, model, example, dtype=dtype, target=target))
+
+
+def torchvision_model(name: str, batch: int) -> tuple[Any, Any]:
+    """A model with random weights, and images as it takes them."""
     import torch
     import torchvision
 
@@ -64,7 +70,7 @@ def of_network(name: str, batch: int, dtype: str, target: Target) -> tuple[tuple
     model = getattr(torchvision.models, name)(weights=None, **more).eval()
     as_if_trained(model)
     size = 299 if name == "inception_v3" else 224
-    return tuple(needed_by(name, model, torch.zeros(batch, 3, size, size), dtype=dtype, target=target))
+    return model, torch.zeros(batch, 3, size, size)
 
 
 def as_if_trained(model: Any) -> None:

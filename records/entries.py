@@ -20,6 +20,9 @@ from schedsearch.roofline import least_time_ns
 LEAST_GAIN = 1.02
 """Below this, a configuration counts as no faster than the default."""
 
+MOST_GAIN = 100.0
+"""Somebody else's configuration that is said to be more times as fast as the default was not measured: no rule is so bad."""
+
 NOISE = 0.02
 """Times or gains that differ by less are within what two races of the same code differ by; more if the repeats scatter
 more."""
@@ -125,8 +128,11 @@ def merged(entries: Iterable[Entry]) -> dict[Task, Entry]:
 
 
 def imported(store: Store, target: str, mode: str) -> Iterator[Entry]:
-    """The best configuration that others measured of each task, where this machine has measured none as good."""
-    rows = [row for row in store.rows(target=target, mode=mode, outcomes={Outcome.OK}, limit=None) if row.source]
+    """The best configuration that others measured of each task, of those that this machine has not raced, where it has
+    measured none as good."""
+    rows = store.rows(target=target, mode=mode, outcomes={Outcome.OK}, limit=None)
+    raced = {kernel_of(row) for row in rows if is_race_here(row)}
+    rows = [row for row in rows if row.source and kernel_of(row) not in raced]
     bests = {best.task: Entry.of(best.record) for best in store.bests(target=target, mode=mode) if not best.row.source}
     entries = [Entry.of(row.record()) for row in rows if not row.problem]
     for task, entry in merged(entries).items():
@@ -134,7 +140,24 @@ def imported(store: Store, target: str, mode: str) -> Iterator[Entry]:
             yield entry
 
 
-def possible(entry: Entry) -> bool:
-    """Whether a kernel can take so little time (`roofline.least_time_ns`)."""
+def is_race_here(row: RecordRow) -> bool:
+    """Whether this machine raced the configuration of a record."""
+    return row.final_race and not row.source
+
+
+def kernel_of(attempt: Record | RecordRow) -> tuple[str | int, ...]:
+    """What was raced: workload id, target key and mode, and template, version and configuration."""
+    workload_id = attempt.workload_id if isinstance(attempt, RecordRow) else attempt.workload.id
+    task = workload_id, attempt.target, attempt.measurement.mode
+    return *task, attempt.template, attempt.template_version, attempt.config.json
+
+
+def why_impossible(entry: Entry) -> str:
+    """Why no card can have measured somebody else's entry, as words that follow its label: a kernel in less time than
+    `roofline.least_time_ns`, or one more than `MOST_GAIN` times as fast as its default. "" if it is possible."""
     assert entry.record is not None
-    return entry.time_ns >= least_time_ns(entry.record.workload, entry.task[1], entry.task[2])
+    if entry.time_ns < least_time_ns(entry.record.workload, entry.task[1], entry.task[2]):
+        return f"in {entry.time_ns:g} ns is not possible"
+    if entry.gain is not None and entry.gain > MOST_GAIN:
+        return f"{entry.gain:.3g} times as fast as its default is not possible, at most {MOST_GAIN:g}"
+    return ""

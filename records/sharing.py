@@ -17,21 +17,32 @@ from __future__ import annotations
 import gzip
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from schedsearch.errors import NoRecordError, SchedsearchError, SchemaVersionError, UsageError
 from schedsearch.identity import canonical_json
-from schedsearch.measurement import Record
+from schedsearch.measurement import Outcome, Record
 from schedsearch.records import exchange, rows
-from schedsearch.records.entries import LEAST_GAIN, Chosen, Entry, Task, better, chosen, possible
+from schedsearch.records.entries import (
+    LEAST_GAIN,
+    Chosen,
+    Entry,
+    Task,
+    better,
+    chosen,
+    is_race_here,
+    kernel_of,
+    why_impossible,
+)
 from schedsearch.records.formats.content import Content
 from schedsearch.records.formats.recording import Place, parse_json
 from schedsearch.records.output import is_database, new_file
 from schedsearch.records.store import Store
-from schedsearch.text import printable, quoted, shortened
+from schedsearch.text import counted, printable, quoted, shortened
 
 SUFFIX = ".jsonl.gz"
 FORMAT = 1
@@ -212,13 +223,21 @@ def _entry(path: Path, number: int, data: dict[str, Any]) -> Entry:
         raise UsageError(f"{path}:{number}: {exchange.reason(error)}; get the file again") from error
 
 
-def pull(store: Store, source: str | Path, *, target: str | None = None) -> PullReport:
+def pull(
+    store: Store, source: str | Path, *, target: str | None = None, versions: Mapping[str, int] | None = None
+) -> PullReport:
     """Takes the entries of a file, or of all files of a folder, that are better than what the store has.
 
     Of several entries for a task the one with the largest gain over the default comes in, if it is better than the best that
-    this machine measured. It comes in as somebody else's measurement: `compile` builds and verifies it where nothing else is
-    recorded, and `records verify --imported` races it with the default here. A file of a folder that cannot be used is left
-    out, and the report says why.
+    this machine measured. Configurations that this machine has raced are passed over: what they gain here is known. An entry
+    comes in as somebody else's measurement: `compile` builds and verifies it where nothing else is recorded, and `records
+    verify --imported` races it with the default here. A file of a folder that cannot be used is left out, and the report
+    says why.
+
+    Args:
+        target: only entries of this kind of device.
+        versions: template -> its version here. Entries of other versions are left out, because nothing here can build them.
+            None: they come in.
 
     Raises:
         UsageError, SchemaVersionError: `source` is a file that cannot be used, or a folder without any file.
@@ -227,23 +246,22 @@ def pull(store: Store, source: str | Path, *, target: str | None = None) -> Pull
     problems: list[str] = []
     found: dict[Task, tuple[Entry, str]] = {}
     files = total = 0
+    raced = {kernel_of(row) for row in store.rows(outcomes={Outcome.OK}, limit=None) if is_race_here(row)}
     for pushed in _read_all(path, problems) if path.is_dir() else [read_pushed(path)]:
         files, total = files + 1, total + len(pushed.entries)
-        for entry in _usable(pushed, target, problems):
+        for entry in _usable(pushed, target, versions, problems):
+            if entry.record is None or kernel_of(entry.record) in raced:
+                continue
             if entry.task not in found or better(entry, found[entry.task][0]):
                 found[entry.task] = entry, f"{pushed.path.name} of {pushed.who}"
     own = {entry.task: entry for entry in (Entry.of(best.record) for best in store.bests() if not best.row.problem)}
     records = [
         replace(entry.record, source=origin)
         for entry, origin in found.values()
-        if entry.record is not None and (entry.task not in own or _is_better(entry, own[entry.task]))
+        if entry.record is not None and (entry.task not in own or better(entry, own[entry.task]))
     ]
     report = exchange.add_records(store, records, source=str(path)) if records else exchange.Report()
     return PullReport(files, report.records_added, total - report.records_added, tuple(problems))
-
-
-def _is_better(entry: Entry, own: Entry) -> bool:
-    return not entry.same_kernel(own) and better(entry, own)
 
 
 def _read_all(folder: Path, problems: list[str]) -> Iterator[Pushed]:
@@ -257,11 +275,19 @@ def _read_all(folder: Path, problems: list[str]) -> Iterator[Pushed]:
             problems.append(f"{shortened(str(error), 500)}: left out")
 
 
-def _usable(pushed: Pushed, target: str | None, problems: list[str]) -> Iterator[Entry]:
+def _usable(pushed: Pushed, target: str | None, versions: Mapping[str, int] | None, problems: list[str]) -> Iterator[Entry]:
+    others: Counter[tuple[str, int]] = Counter()
     for entry in pushed.entries:
         if target not in (None, entry.task[1]):
             continue
-        if possible(entry):
+        if versions is not None and versions.get(entry.template) != entry.template_version:
+            others[entry.template, entry.template_version] += 1
+        elif why := why_impossible(entry):
+            if len(problems) < _MAX_PROBLEMS:
+                problems.append(f"{pushed.path}: {entry.label} {why}: left out")
+        else:
             yield entry
-        elif len(problems) < _MAX_PROBLEMS:
-            problems.append(f"{pushed.path}: {entry.label} in {entry.time_ns:g} ns is not possible: left out")
+    for (name, version), count in others.items():
+        here = f"which has version {versions[name]}" if versions and name in versions else "which is not installed"
+        of = f"version {version} of {shortened(name, _WHO)}"
+        problems.append(f"{pushed.path}: {counted(count, 'record')} by {of}, {here} here: left out")

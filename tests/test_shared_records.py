@@ -272,6 +272,56 @@ def test_a_folder_without_files_and_a_time_that_is_impossible(tmp_path: Path) ->
         assert store.rows() == []
 
 
+def test_a_gain_that_no_default_is_slow_enough_for_is_left_out(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "theirs.db") as theirs:
+        raced(theirs, 1000.0, 1e300)
+        path, _, _ = push(theirs, tmp_path, "Mallory")
+    with Store.open(tmp_path / "own.db") as store:
+        report = pull(store, path)
+        assert report.added == 0 and store.rows() == []
+        (problem,) = report.problems
+        assert problem.endswith("1e+297 times as fast as its default is not possible, at most 100: left out")
+
+
+def test_what_was_raced_here_hides_nobody_elses_entry(tmp_path: Path) -> None:
+    """A file that exaggerates comes in first. Once its configuration was raced here, the honest one does."""
+    team = tmp_path / "team"
+    team.mkdir()
+    for who, bm, anchor_ns in (("Mallory", 64, 90_000.0), ("Ada", 128, 1500.0)):
+        with Store.open(tmp_path / f"{who}.db") as theirs:
+            raced(theirs, 1000.0, anchor_ns, config=Config(bm=bm))
+            push(theirs, team, who)
+    with Store.open(tmp_path / "own.db") as store:
+        assert pull(store, team).added == 1
+        (first,) = store.rows()
+        assert first.source.endswith("of Mallory")
+        store.append(of_race(2000.0, 1000.0, config=Config(bm=64), number=5))  # slower than the default here
+        raced(store, 1000.0, 1000.0, config=Config(bm=32), number=6)  # which won
+        assert list(imported(store, H200, COLD_GRAPH)) == []
+        assert pull(store, team).added == 1
+        (second,) = imported(store, H200, COLD_GRAPH)
+        assert second.gain == 1.5 and second.record is not None and second.record.source.endswith("of Ada")
+
+
+def test_records_of_another_version_of_their_template_are_left_out_on_one_line(tmp_path: Path) -> None:
+    team = tmp_path / "team"
+    team.mkdir()
+    with Store.open(tmp_path / "theirs.db") as theirs:
+        for k in (64, 128):
+            raced(theirs, 1000.0, 90_000.0, workload=conv(k=k), template_version=99, number=k)
+        push(theirs, team, "Mallory")
+    with Store.open(tmp_path / "ada.db") as theirs:
+        raced(theirs, 1000.0, workload=conv(k=64))
+        push(theirs, team, "Ada")
+    with Store.open(tmp_path / "own.db") as store:
+        known = of_race(1000.0)
+        report = pull(store, team, versions={known.template: known.template_version})
+        assert report.added == 1 and [row.source.rpartition(" of ")[2] for row in store.rows()] == ["Ada"]
+        (problem,) = report.problems
+        assert "2 records by version 99 of " in problem and f"which has version {known.template_version} here" in problem
+        assert "not installed here" in pull(store, team, versions={}).problems[0]
+
+
 # ---- which entry is better
 
 

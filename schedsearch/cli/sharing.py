@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -71,12 +71,14 @@ def pull(place: str, db: str, selector: str | None, as_json: bool) -> None:
     from schedsearch.records.filling import fill_store
     from schedsearch.records.sharing import PullReport
     from schedsearch.records.sharing import pull as pull_
+    from schedsearch.template import load_templates
 
+    versions = {name: template.version for name, template in load_templates().items()}
     reports: list[PullReport] = []
 
     def fill(store: Store) -> Report:
         report_damage(store)
-        reports.append(pull_(store, place, target=target_key(selector)))
+        reports.append(pull_(store, place, target=target_key(selector), versions=versions))
         return Report(records_added=reports[-1].added)
 
     fill_store(db, fill)
