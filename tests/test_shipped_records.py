@@ -20,7 +20,7 @@ from schedsearch.device.detect import detect
 from schedsearch.errors import DatabaseError, NoRecordError, UsageError
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.measure.recheck import recheck
-from schedsearch.measurement import COLD_GRAPH, HOT_GRAPH, Anchor, Measurement, Outcome
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, HOT_GRAPH, Anchor, Measurement, Outcome
 from schedsearch.network.costs import RecordCosts
 from schedsearch.records.entries import chosen
 from schedsearch.records.lookup import Lookup
@@ -427,7 +427,7 @@ def test_a_file_of_the_package_holds_what_its_manifest_says(path: Path, monkeypa
 def test_the_layers_of_resnet50_are_shipped_for_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEDSEARCH_TUNED_DIR", str(PACKAGE))
     wide = schedsearch.conv2d(n=1, h=7, w=7, c=512, k=2048, r=1, s=1, epilogue=["bias", "residual", "relu"])
-    assert shipped_records(PRESETS["h200"].key).exact(wide.id, PRESETS["h200"].key, COLD_GRAPH) is not None
+    assert shipped_records(PRESETS["h200"].key).exact(wide.id, PRESETS["h200"].key, CHAIN_GRAPH) is not None
 
 
 @pytest.mark.gpu
