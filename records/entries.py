@@ -28,6 +28,8 @@ NOISE = 0.02
 more."""
 
 Task = tuple[str, str, str]  # workload id, target key, mode
+Kernel = tuple[str | int, ...]  # the same, and template, its version, configuration
+_KERNEL = "workload_id", "target_key", "mode", "template", "template_version", "config"  # columns
 
 
 @dataclass(frozen=True)
@@ -128,28 +130,30 @@ def merged(entries: Iterable[Entry]) -> dict[Task, Entry]:
 
 
 def imported(store: Store, target: str, mode: str) -> Iterator[Entry]:
-    """The best configuration that others measured of each task, of those that this machine has not raced, where it has
+    """The best configuration that others measured of each task, of those that are not known here, where this machine has
     measured none as good."""
-    rows = store.rows(target=target, mode=mode, outcomes={Outcome.OK}, limit=None)
-    raced = {kernel_of(row) for row in rows if is_race_here(row)}
-    rows = [row for row in rows if row.source and kernel_of(row) not in raced]
+    rows = [row for row in store.rows(target=target, mode=mode, outcomes={Outcome.OK}, limit=None) if row.source]
+    known = known_here(store) if rows else set()
     bests = {best.task: Entry.of(best.record) for best in store.bests(target=target, mode=mode) if not best.row.source}
-    entries = [Entry.of(row.record()) for row in rows if not row.problem]
+    records = [row.record() for row in rows if not row.problem]
+    entries = [Entry.of(each) for each in records if kernel_of(each) not in known]
     for task, entry in merged(entries).items():
         if task not in bests or better(entry, bests[task]):
             yield entry
 
 
-def is_race_here(row: RecordRow) -> bool:
-    """Whether this machine raced the configuration of a record."""
-    return row.final_race and not row.source
+def kernel_of(record: Record) -> Kernel:
+    """The task and the configuration of a record."""
+    return (
+        record.workload.id, record.target, record.measurement.mode,
+        record.template, record.template_version, record.config.json,
+    )  # fmt: skip
 
 
-def kernel_of(attempt: Record | RecordRow) -> tuple[str | int, ...]:
-    """What was raced: workload id, target key and mode, and template, version and configuration."""
-    workload_id = attempt.workload_id if isinstance(attempt, RecordRow) else attempt.workload.id
-    task = workload_id, attempt.target, attempt.measurement.mode
-    return *task, attempt.template, attempt.template_version, attempt.config.json
+def known_here(store: Store) -> set[Kernel]:
+    """The configurations that this machine has raced, or that failed here: nobody else's claim about them counts."""
+    found = store.columns(("id", *_KERNEL, "outcome", "final_race", "source"))
+    return {tuple(kernel) for _, *kernel, outcome, raced, source in found if not source and (raced or outcome != Outcome.OK)}
 
 
 def why_impossible(entry: Entry) -> str:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, cast
 
 from schedsearch.errors import NoRecordError, SchedsearchError, SchemaVersionError, UsageError
 from schedsearch.identity import canonical_json
-from schedsearch.measurement import Outcome, Record
+from schedsearch.measurement import Record
 from schedsearch.records import exchange, rows
 from schedsearch.records.entries import (
     LEAST_GAIN,
@@ -34,8 +34,8 @@ from schedsearch.records.entries import (
     Task,
     better,
     chosen,
-    is_race_here,
     kernel_of,
+    known_here,
     why_impossible,
 )
 from schedsearch.records.formats.content import Content
@@ -229,7 +229,7 @@ def pull(
     """Takes the entries of a file, or of all files of a folder, that are better than what the store has.
 
     Of several entries for a task the one with the largest gain over the default comes in, if it is better than the best that
-    this machine measured. Configurations that this machine has raced are passed over: what they gain here is known. An entry
+    this machine measured. Configurations that this machine has raced, or that failed here, are passed over. An entry
     comes in as somebody else's measurement: `compile` builds and verifies it where nothing else is recorded, and `records
     verify --imported` races it with the default here. A file of a folder that cannot be used is left out, and the report
     says why.
@@ -246,11 +246,11 @@ def pull(
     problems: list[str] = []
     found: dict[Task, tuple[Entry, str]] = {}
     files = total = 0
-    raced = {kernel_of(row) for row in store.rows(outcomes={Outcome.OK}, limit=None) if is_race_here(row)}
+    known_kernels = known_here(store)
     for pushed in _read_all(path, problems) if path.is_dir() else [read_pushed(path)]:
         files, total = files + 1, total + len(pushed.entries)
         for entry in _usable(pushed, target, versions, problems):
-            if entry.record is None or kernel_of(entry.record) in raced:
+            if entry.record is None or kernel_of(entry.record) in known_kernels:
                 continue
             if entry.task not in found or better(entry, found[entry.task][0]):
                 found[entry.task] = entry, f"{pushed.path.name} of {pushed.who}"

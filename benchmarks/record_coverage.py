@@ -1,7 +1,7 @@
 """How many layers of networks have shipped records: exactly, by a similar layer's, or not at all. Needs no GPU.
 
-    python benchmarks/coverage.py --out benchmarks/results/coverage_h200.json
-    python benchmarks/coverage.py --networks resnet50 vgg16 --batch 32 --target h200
+    python benchmarks/record_coverage.py --out benchmarks/results/coverage_h200.json
+    python benchmarks/record_coverage.py --networks resnet50 vgg16 --batch 32 --target h200
 
 The networks are torchvision's, in float16 for one image, as `schedsearch.build` plans them without a database. Layers are
 counted once for each network that has them; shares are of the predicted time. The last line is about all but ResNet-50 and
