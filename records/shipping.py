@@ -85,11 +85,14 @@ def shipped_ids(folder: str | Path, target: str, mode: str, versions: Mapping[st
         versions: template -> its version; a record of another version of its template does not count.
 
     Raises:
+        UsageError: the file there is another one, which `ship` would not replace.
         DatabaseError: there is a file that cannot be used.
     """
     path = Path(folder) / file_name(target)
     if not path.exists():
         return set()
+    if objection := keep_unless_deploy(path):
+        raise UsageError(f"{path} {objection}")
     with Lookup(path) as lookup:
         rows = [row for row, _, _ in lookup.bests()]
     return {

@@ -25,7 +25,7 @@ from schedsearch.network.costs import RecordCosts
 from schedsearch.records.entries import chosen
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.shipped import GAINS, any_shipped, file_name, gain_key, shipped_records
-from schedsearch.records.shipping import MAX_BYTES, ship
+from schedsearch.records.shipping import MAX_BYTES, ship, shipped_ids
 from schedsearch.records.store import Store
 from schedsearch.session.hints import shipped_results
 from schedsearch.target import PRESETS
@@ -309,6 +309,17 @@ def test_another_database_is_not_replaced(tmp_path: Path) -> None:
         raced(store, 500.0, 1000.0)
         with pytest.raises(UsageError, match="is not a deployment file"):
             ship(store, tmp_path, H200, "somebody")
+    with pytest.raises(UsageError, match="is not a deployment file"):  # before anything is tuned
+        shipped_ids(tmp_path, H200, COLD_GRAPH, {})
+
+
+def test_what_a_file_has_is_known_by_its_mode_and_the_version_of_its_template(tuned: Path) -> None:
+    version = load_template("conv2d_cpu").version
+    known = {CPU_WORKLOAD.id}
+    assert shipped_ids(tuned, CPU.key, COLD_GRAPH, {"conv2d_cpu": version}) == known
+    assert shipped_ids(tuned, CPU.key, HOT_GRAPH, {"conv2d_cpu": version}) == set()
+    assert shipped_ids(tuned, CPU.key, COLD_GRAPH, {"conv2d_cpu": version + 1}) == set()
+    assert shipped_ids(tuned, H200, COLD_GRAPH, {"conv2d_cpu": version}) == set()
 
 
 def test_the_command_makes_the_folder(source: Path, tmp_path: Path) -> None:

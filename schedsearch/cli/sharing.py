@@ -198,11 +198,7 @@ def ship(
         known = shipped_ids(output, target.key, mode, versions)
         wanted = [task for task in tasks if task.workload.id not in known]
         if not wanted:
-            file = str(Path(output) / file_name(target.key))
-            if as_json:
-                render.echo_json({"file": file, "records": 0, "raced": len(tasks), "left": 0})
-            else:
-                render.say(f"{file} has {render.counted(len(tasks), 'task')} already; to measure again, remove it")
+            _say_complete(Path(output) / file_name(target.key), len(tasks), as_json)
             return
         progress = tune_gradually(wanted, db, target, trials=trials, time_s=time_s, mode=mode, say=render.note)
     with Store.open(db, create=False, readonly=True) as store:
@@ -228,3 +224,13 @@ def ship(
             f"{len(progress.left)} are left, no template computes {len(progress.unsupported)}; {progress.seconds:.0f} s"
         )
     _note_left_out(counts["left_out"])
+
+
+def _say_complete(file: Path, tasks: int, as_json: bool) -> None:
+    """There is nothing to tune: the file has all tasks."""
+    if as_json:
+        nothing = dict.fromkeys(("records", "defaults", "left_out", "left", "unsupported"), 0)
+        found = {"file": str(file), "kept": tasks, "size_bytes": file.stat().st_size, "raced": tasks, "seconds": 0.0}
+        render.echo_json({**found, **nothing})
+        return
+    render.say(f"{file} has {render.counted(tasks, 'task')} already; to measure again, remove it")
