@@ -5,8 +5,10 @@ See docs/decisions/325-branches-run-side-by-side.md.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schedsearch.device.cuda_graph import _add_nodes
+from schedsearch.device.cuda_kernel import GRID_FIELDS
 from schedsearch.executable.assemble import assemble
 from schedsearch.executable.branches import FILLED, Access, Work, ordered, works_of
 from schedsearch.executable.memory import Block, arrange
@@ -220,3 +224,35 @@ def test_any_order_that_keeps_the_waits_computes_the_same() -> None:
             ready = [n for n in range(7) if n not in order and set(found.after[n]) <= set(order)]
             order.append(draw.choice(ready))
         assert np.array_equal(run(order), wanted)
+
+
+def test_a_kernel_begins_early_behind_several_others_but_not_behind_nodes_of_the_caller() -> None:
+    """Calls 0 and 2 have no kernels left to launch: what waits for them waits for the nodes in front of the network."""
+    edges: dict[int, list[tuple[int, bool]]] = {}
+
+    class Device:
+        def call_quickly(self, name: str, *given: Any) -> None:
+            if name == "cuGraphAddKernelNode_v2":
+                node = len(edges) + 100
+                edges[node] = [(other, False) for other in given[2] or ()]
+                given[0]._obj.value = node
+            else:
+                edges[given[2]._obj.value].append((given[1]._obj.value, True))
+
+    def bound(count: int) -> Any:
+        config = SimpleNamespace(attribute_count=1, **{name: 1 for name, _ in GRID_FIELDS})
+        return SimpleNamespace(launches=[(config, 1, ctypes.create_string_buffer(8))] * count)
+
+    kernels = [bound(count) for count in (0, 1, 0, 1, 2, 1)]
+    after = [(), (0,), (), (1,), (1,), (4, 3, 2)]
+    _add_nodes(Device(), 1, kernels, after, [ctypes.c_void_p(7)])  # type: ignore[arg-type]
+    assert edges == {
+        100: [(7, False)],
+        101: [(100, True)],
+        102: [(100, True)],
+        103: [(102, True)],
+        104: [(103, False), (101, False), (7, False)],
+    }
+    edges.clear()
+    _add_nodes(Device(), 1, [bound(1)] * 4, [(), (0,), (0,), (2, 1)], [ctypes.c_void_p(7)])  # type: ignore[arg-type]
+    assert edges[103] == [(102, True), (101, True)]

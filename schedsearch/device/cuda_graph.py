@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from schedsearch.device.cuda import CudaDevice, Graph, destroyed_on_error
 from schedsearch.device.cuda_kernel import GRID_FIELDS, CudaBoundKernel
@@ -40,8 +40,8 @@ _EARLY = _EdgeData(from_port=1, type=1)  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATI
 class KernelGraph:
     """A graph that launches bound kernels. Any thread may call its methods, one at a time.
 
-    Kernels that wait for one other kernel may begin while it ends, if they were bound so; those that wait for several begin
-    when these have ended.
+    Kernels may begin while those end that they wait for, if they were bound so. They wait for all of them before they read
+    anything but constants.
 
     The nodes are made one by one, not captured, so that each is known: after `set_pointer` on one of the kernels, `update`
     changes its nodes. Launches that are already enqueued keep the arguments that they had.
@@ -127,6 +127,7 @@ def _add_nodes(
     added: _Nodes = []
     ends: list[Sequence[ctypes.c_void_p]] = []  # of each kernel: its last node, or what it waits for if it has none
     awaited: set[int] = set()
+    own: set[int | None] = set()
     for number, kernel in enumerate(kernels):
         waits = range(max(number - 1, 0), number) if after is None else after[number]
         awaited.update(waits)
@@ -135,25 +136,30 @@ def _add_nodes(
             last = list({node.value: node for other in waits for node in ends[other]}.values())
         nodes: list[tuple[ctypes.c_void_p, _KernelNodeParams]] = []
         for params, early in _params(kernel):
-            last = [_add_node(device, graph, last, params, early and len(last) == 1 and last is not before)]
+            last = [_add_node(device, graph, last, params, early and _may_begin_early(last, own))]
+            own.add(last[0].value)
             nodes.append((last[0], params))
         ends.append(last)
         added.append(nodes)
     return added, [node for number, some in enumerate(ends) if number not in awaited for node in some]
 
 
+def _may_begin_early(before: Sequence[ctypes.c_void_p], own: Collection[int | None]) -> bool:
+    """Whether a kernel may begin while the nodes that it waits for still run: `own` ones, which have waited themselves."""
+    return bool(before) and all(node.value in own for node in before)
+
+
 def _add_node(
     device: CudaDevice, graph: int, before: Sequence[ctypes.c_void_p], params: _KernelNodeParams, early: bool
 ) -> ctypes.c_void_p:
-    """Args: early: the kernel begins while the one before it, of which there is one, still runs."""
+    """Args: early: the kernel begins while those before it still run."""
     node, whole, count = ctypes.c_void_p(), ctypes.c_void_p(graph), 0 if early else len(before)
     complete = (ctypes.c_void_p * count)(*(each.value for each in before)) if count else None
     device.call_quickly(
         "cuGraphAddKernelNode_v2", ctypes.byref(node), whole, complete, ctypes.c_size_t(count), ctypes.byref(params)
     )
     if early:
-        edge = ctypes.byref(_EARLY)
-        device.call_quickly(
-            "cuGraphAddDependencies_v2", whole, ctypes.byref(before[0]), ctypes.byref(node), edge, ctypes.c_size_t(1)
-        )
+        edge, one = ctypes.byref(_EARLY), ctypes.c_size_t(1)
+        for other in before:
+            device.call_quickly("cuGraphAddDependencies_v2", whole, ctypes.byref(other), ctypes.byref(node), edge, one)
     return node
