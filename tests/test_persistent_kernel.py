@@ -1,0 +1,131 @@
+"""What a block of the grid of benchmarks/persistent_kernel.py computes of each layer: its own functions, run in Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba_cuda")
+
+MASK, COLUMNS, WARP, THREADS = 0xFFFFFFFF, 32, 32, 256
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Any:
+    """The module, with plain numbers in place of Numba's."""
+    file = Path(__file__).parents[1] / "benchmarks" / "persistent_kernel.py"
+    spec = importlib.util.spec_from_file_location("persistent_kernel", file)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules["persistent_kernel"] = module
+    spec.loader.exec_module(module)
+    module.i32 = module.i64 = module.u64 = int
+    module.u32 = lambda value: int(value) & MASK
+    module.f32 = np.float32
+    module.cuda = SimpleNamespace(local=SimpleNamespace(array=lambda count, _: [0] * count))
+    yield module
+    del sys.modules["persistent_kernel"]
+
+
+class Block:
+    """Memory of a block, and the operations that reach it. The input is not there at first."""
+
+    def __init__(self, kernel: ModuleType, x: Array, weights: Array) -> None:
+        self.shared = np.full(240 * 1024, 0xFF, np.uint8)  # NaN wherever nothing was written
+        self.shared[: weights.nbytes] = weights.view(np.uint8)
+        self.x, self.loads, self.calls, self.sent = x.reshape(-1).view(np.uint8), 0, [], []  # type: ignore[var-annotated]
+        kernel.__dict__.update(
+            load_fresh=self.load_fresh,
+            multiply_32x32x16=lambda acc, *addresses: self.calls.append(addresses),
+            load_sums=lambda at: tuple(self.shared[at : at + 16].view(np.float32)),
+            send_sums=lambda at, *numbers: self.sent.append((at, *numbers)),
+            cluster=SimpleNamespace(map_shared=lambda at, rank: (rank, at)),
+            ptx=SimpleNamespace(
+                store_shared_v4=lambda at, *words: self.write(at, words, np.uint32),
+                store_shared_pair=lambda _: lambda at, *numbers: self.write(at, numbers, np.float32),
+            ),
+        )
+
+    def write(self, at: int, values: Any, dtype: Any) -> None:
+        self.shared[at : at + np.dtype(dtype).itemsize * len(values)].view(dtype)[:] = values
+
+    def load_fresh(self, address: int, wanted: int) -> tuple[int, ...]:
+        self.loads += 1
+        there = wanted and self.loads % 3  # the others come when they are loaded again
+        return tuple(map(int, self.x[address : address + 16].view(np.uint32))) if there else (MASK,) * 4
+
+    def row(self, at: int) -> Array:
+        return self.shared[at : at + 16].view(np.float16).astype(np.float32)
+
+    def multiplied(self, lanes: list[list[tuple[int, int, int]]]) -> Array:
+        """The sums of a warp, by the definition of ldmatrix: lane l has the address of a row of 16 bytes."""
+        sums = np.zeros((32, 32), np.float32)
+        for given in zip(*lanes):
+            a = [[self.row(given[row + half][tile]) for half in (0, 16)] for tile in range(2) for row in range(16)]
+            b = [
+                [self.row(given[row + tile + half][2] + 2048 * pair) for half in (0, 8)]
+                for pair in range(2)
+                for tile in (0, 16)
+                for row in range(8)
+            ]
+            sums += np.array(a).reshape(32, 16) @ np.array(b).reshape(32, 16).T
+        return sums
+
+
+@pytest.mark.parametrize(("layer", "number", "rank"), [(0, 3, 5), (1, 2, 6), (2, 1, 5)])
+def test_a_block_sends_the_sums_over_its_channels_to_the_owners_of_the_pixels(
+    kernel: Any, layer: int, number: int, rank: int
+) -> None:
+    run, rng = kernel.Run(COLUMNS), np.random.default_rng(layer)
+    inputs = kernel.LAYERS[0][layer]
+    shapes = ((512, 1, 1, 2048), (512, 3, 3, 512), (2048, 1, 1, 512))
+    filters = [rng.standard_normal(shape, np.float32).astype(np.float16) for shape in shapes]
+    x = rng.standard_normal((49, inputs), np.float32).astype(np.float16)
+    block = Block(kernel, x, run.packed(*filters)[number * 8 + rank])
+    for group in range(4):  # the row of zeros
+        at = run.regions["pixels"] + (group * kernel.ROWS + 49) * 128
+        block.shared[at : at + 128] = 0
+    share = 2 if layer == 2 else 8
+    fetch, multiply, lay_down = kernel._fetch(run, layer), kernel._multiply(run, layer), kernel._lay_down(run)
+    send, weights_at = kernel._send(run, share), sum(map(run.weight_bytes, range(layer)))
+    for thread in range(THREADS):
+        fetch(0, 0, 1, rank, thread, 0)
+    for warp in range(THREADS // WARP):
+        lanes = []
+        for lane in range(WARP):
+            block.calls.clear()
+            multiply([0] * 32, 0, weights_at, warp * WARP + lane)
+            lanes.append(list(block.calls))
+        tile = block.multiplied(lanes)
+        for lane in range(WARP):  # the fragments of m16n8k16
+            at = [(m, n, q) for m in range(2) for n in range(4) for q in range(4)]
+            acc = [tile[16 * m + lane // 4 + 8 * (q // 2), 8 * n + 2 * (lane % 4) + q % 2] for m, n, q in at]
+            lay_down(acc, 0, warp * WARP + lane)
+    for thread in range(THREADS):
+        send(0, 0, "barrier", rank, thread)
+
+    own, column, channels = rank % share, (number * (8 // share) + rank // share) * COLUMNS, inputs // share
+    part = slice(own * channels, (own + 1) * channels)
+    image = np.pad(x.reshape(7, 7, inputs)[..., part].astype(np.float64), ((1, 1), (1, 1), (0, 0)))
+    taps, margin = filters[layer].shape[1], 1 - filters[layer].shape[1] // 2
+    expected = np.zeros((7, 7, COLUMNS))
+    for r, t in itertools.product(range(taps), repeat=2):
+        filter_ = filters[layer][column : column + COLUMNS, r, t, part].astype(np.float64)
+        expected += image[margin + r :, margin + t :][:7, :7] @ filter_.T
+    expected = expected.reshape(49, COLUMNS)
+    got, most = np.full((49, COLUMNS), np.nan), -(-49 // share)
+    for (to, at), *numbers, barrier in block.sent:
+        sender, place = divmod(at // 4, most * COLUMNS)
+        pixel = to % share * 49 // share + place // COLUMNS
+        assert (sender, to // share, barrier) == (own, rank // share, (to, "barrier"))
+        assert pixel < (to % share + 1) * 49 // share and np.isnan(got[pixel, place % COLUMNS])
+        got[pixel, place % COLUMNS : place % COLUMNS + 4] = numbers
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
