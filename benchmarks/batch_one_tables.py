@@ -72,3 +72,49 @@ def _ratios(row: dict[str, Any]) -> tuple[float | None, float | None]:
 def _mean(ratios: Sequence[float | None]) -> str:
     known = [ratio for ratio in ratios if ratio is not None]
     return f"**{common.geometric_mean(known):.2f}** of {len(known)}" if known else ""
+
+
+def persistent(data: dict[str, Any]) -> str:
+    """A run of layers as a network and as persistent kernels."""
+    rows = [
+        (row["form"], f"{row['us']:.1f}", f"{row['us_a_layer']:.2f}", f"{row['error']:.1e}", str(row["unlike"]))
+        for row in data["rows"]
+    ]
+    return markdown(("24 layers, batch 1, float16", "us", "us a layer", "largest error", "runs that differ"), rows)
+
+
+def persistent_cycles(data: dict[str, Any]) -> str:
+    """Cycles from the begin of a layer to the end of each of its parts, of the second bottleneck block of a launch."""
+    parts = ("pixels", "weights", "multiplied", "sent", "received", "stored", "next layer")
+    rows = [
+        (f"{kind}, {columns} columns", *(f"{cycles:.0f}" for cycles in marks[1:]))
+        for columns, found in data["cycles"].items()
+        for kind, marks in zip(("1x1 to 512", "3x3", "1x1 to 2048"), found[3:6])
+    ]
+    return markdown(("layer, cycles since its begin", *parts), rows)
+
+
+def grids(data: dict[str, Any]) -> str:
+    """Layers in grids of each size: the best time, with its parts of the reduction and columns of a tile."""
+    sizes, rows = (16, 32, 64, 100, 132, 264), []
+    for layer in dict.fromkeys(row["layer"] for row in data["rows"]):
+        of = [row for row in data["rows"] if row["layer"] == layer]
+        cells = [layer.removeprefix("conv2d "), f"{of[0]['us']:.2f} ({of[0]['blocks']})"]
+        for least, most in zip((0, *sizes), sizes):
+            fitting = [row for row in of if least < row["blocks"] <= most]
+            best = min(fitting, key=lambda row: row["us"], default=None)
+            cells.append(f"{best['us']:.2f} ({best['parts']})" if best else "")
+        rows.append(tuple(cells))
+    titles = ("layer in a chain, us", "default (blocks)", *(f"to {most} blocks" for most in sizes))
+    return markdown(titles, rows)
+
+
+def squeeze_excite_space(data: dict[str, Any]) -> str:
+    """Layers by the default and by the best configuration."""
+    rows = []
+    for layer in dict.fromkeys(row["layer"] for row in data["rows"]):
+        of = [row for row in data["rows"] if row["layer"] == layer]
+        best = min(of, key=lambda row: row["us"])
+        knobs = ", ".join(f"{name} {value}" for name, value in best["config"].items())
+        rows.append((layer.removeprefix("squeeze_excite "), str(len(of)), f"{of[0]['us']:.2f}", f"{best['us']:.2f}", knobs))
+    return markdown(("layer in a chain, us", "configurations", "default", "best", "the best"), rows)

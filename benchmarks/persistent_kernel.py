@@ -33,7 +33,7 @@ from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 SIDE, PIXELS, WIDE, NARROW = 7, 49, 2048, 512
 TAPS, RANKS, THREADS = 9, 8, 256  # of a 3x3 layer; blocks of a cluster; threads of a block
 ROW_BYTES, CHUNK_BYTES = 128, 16  # 64 channels of a pixel or of a filter; what a thread loads at once
-ROWS = PIXELS + 1  # of pixels in shared memory: the last one is zero
+FRAMED = SIDE + 2  # pixels of a row in shared memory for the 3x3 layer, with a frame of zeros
 EMPTY = 0xFFFFFFFF
 TURNS = 20_000  # loads after which a block gives up waiting
 LAYERS = (WIDE, NARROW, NARROW), (NARROW, NARROW, WIDE)  # input and output channels of each
@@ -176,7 +176,8 @@ class Run:
         """Where parts of shared memory begin, and its end."""
         sizes = {
             "weights": self.slots * self.all_weight_bytes,
-            "pixels": 4 * ROWS * ROW_BYTES,
+            "pixels": 4 * PIXELS * ROW_BYTES,
+            "framed": FRAMED * FRAMED * ROW_BYTES,
             "sums": self.parts * PIXELS * self.pitch * FLOATS,
             "received": 2 * self.received_bytes,
             "full": 8 * 3 * self.slots,
@@ -234,7 +235,7 @@ def set_bytes(blocks: int) -> int:
 def persistent_kernel(run: Run) -> Callable[..., None]:
     """The kernel (x, weights, bias, used, cleared, y, errors, blocks)."""
     regions, slots, grid, per_block = run.regions, run.slots, run.grid, run.all_weight_bytes
-    full_at, pixels_at = regions["full"], regions["pixels"]
+    full_at, framed_at, frame_chunks = regions["full"], regions["framed"], FRAMED * FRAMED * ROW_BYTES // CHUNK_BYTES
     bring = tuple(_bring(run, layer) for layer in range(3))
     bring_first, bring_second, bring_third = bring
     reduce, filter_, expand = (_layer(run, layer) for layer in range(3))
@@ -256,9 +257,10 @@ def persistent_kernel(run: Run) -> Callable[..., None]:
                 bring_second(shared, own_weights, b)
                 bring_third(shared, own_weights, b)
                 b = i32(b + 1)
-        if thread < 32:  # the row of zeros behind each 64 channels of pixels
-            at = u32(shared + pixels_at + i32(u32(thread) // u32(8)) * (ROWS * ROW_BYTES) + PIXELS * ROW_BYTES)
-            ptx.store_shared_v4(u32(at + u32(thread) % u32(8) * u32(CHUNK_BYTES)), u32(0), u32(0), u32(0), u32(0))
+        chunk = i32(thread)
+        while chunk < frame_chunks:
+            ptx.store_shared_v4(u32(shared + framed_at + chunk * CHUNK_BYTES), u32(0), u32(0), u32(0), u32(0))
+            chunk = i32(chunk + THREADS)
         cuda.syncthreads()
         cluster.cluster_arrive()
         ptx.wait_for_predecessor()
@@ -401,7 +403,7 @@ def _fetch(run: Run, layer: int) -> Callable[..., None]:
     inputs, groups = LAYERS[0][layer], 1 if layer == 1 else 4
     share = 2 if layer == 2 else RANKS
     chunks = groups * PIXELS * (ROW_BYTES // CHUNK_BYTES)
-    rounds, pixels_at = -(-chunks // THREADS), run.regions["pixels"]
+    rounds, framed, pixels_at = -(-chunks // THREADS), layer == 1, run.regions["framed" if layer == 1 else "pixels"]
     words, one_first, of_group = 4 * rounds, run.polls == "one", PIXELS * (ROW_BYTES // CHUNK_BYTES)
 
     def fetch(shared: Any, source: Any, checked: Any, rank: Any, thread: Any, errors: Any) -> None:
@@ -414,8 +416,9 @@ def _fetch(run: Run, layer: int) -> Callable[..., None]:
             group, rest = u32(item // u32(of_group)), u32(item % u32(of_group))
             pixel, chunk = u32(rest // u32(8)), u32(rest % u32(8))
             offset[r] = u32(pixel * u32(inputs * HALVES) + first + group * u32(ROW_BYTES) + chunk * u32(CHUNK_BYTES))
-            swizzled = u32((chunk ^ (pixel % u32(8))) * u32(CHUNK_BYTES))
-            place[r] = u32(shared + u32(pixels_at) + group * u32(ROWS * ROW_BYTES) + pixel * u32(ROW_BYTES) + swizzled)
+            row = _framed(pixel) if framed else pixel
+            swizzled = u32((chunk ^ (row % u32(8))) * u32(CHUNK_BYTES))
+            place[r] = u32(shared + u32(pixels_at) + group * u32(PIXELS * ROW_BYTES) + row * u32(ROW_BYTES) + swizzled)
             if item < u32(chunks):
                 pending = u32(pending | u32(1 << r))
         waits_for_one = one_first and checked != u32(0)
@@ -444,54 +447,60 @@ def _fetch(run: Run, layer: int) -> Callable[..., None]:
 
 def _multiply(run: Run, layer: int) -> Callable[..., None]:
     """multiply(acc, shared, weights, thread): the warp's 32 pixels times 32 filters, over its part of the channels."""
-    halves, parts, columns, pixels_at = run.halves, run.parts, run.columns, run.regions["pixels"]
-    steps, filter_bytes, group_bytes, spatial = 16 // parts, columns * ROW_BYTES, ROWS * ROW_BYTES, layer == 1
-    own_steps = 4 // parts  # of a tap
+    halves, parts, framed = run.halves, run.parts, layer == 1
+    pixels_at, filter_bytes, group_bytes = (
+        run.regions["framed" if framed else "pixels"],
+        run.columns * ROW_BYTES,
+        PIXELS * ROW_BYTES,
+    )
+    steps, own_steps = 16 // parts, 4 // parts  # of a 1x1 layer, and of a tap
 
     def multiply(acc: Any, shared: Any, weights: Any, thread: Any) -> None:
         lane, warp = u32(thread) % u32(32), u32(thread) // u32(32)
         half, part = u32(warp // u32(2)) % u32(halves), u32(warp // u32(2 * halves))
-        pixel0 = i32((warp % u32(2)) * u32(32) + lane % u32(16))
-        pixel1 = i32(pixel0 + 16)
+        # Rows behind the last pixel are multiplied as that one is, and not stored.
+        pixel0 = u32(min((warp % u32(2)) * u32(32) + lane % u32(16), u32(PIXELS - 1)))
+        pixel1 = u32(min((warp % u32(2)) * u32(32) + lane % u32(16) + u32(16), u32(PIXELS - 1)))
         filter_ = u32(half * u32(32) + lane % u32(8) + lane // u32(16) * u32(8))
         b = u32(weights + filter_ * u32(ROW_BYTES))
         chunk_a, chunk_b, swizzle_b = u32(lane // u32(16)), u32(lane // u32(8) % u32(2)), u32(lane % u32(8))
         x = u32(shared + u32(pixels_at))
-        if spatial:
-            row0, column0 = i32(u32(pixel0) // u32(SIDE)), i32(u32(pixel0) % u32(SIDE))
-            row1, column1 = i32(u32(pixel1) // u32(SIDE)), i32(u32(pixel1) % u32(SIDE))
-            for tap in range(TAPS):
-                down, right = i32(tap // 3 - 1), i32(tap % 3 - 1)
-                a0 = _neighbour(pixel0, row0, column0, down, right)
-                a1 = _neighbour(pixel1, row1, column1, down, right)
-                for s in range(own_steps):
-                    step = u32(part * u32(own_steps) + u32(s))
-                    multiply_32x32x16(
-                        acc,
-                        u32(x + a0 * u32(ROW_BYTES) + ((u32(2) * step + chunk_a) ^ (a0 % u32(8))) * u32(CHUNK_BYTES)),
-                        u32(x + a1 * u32(ROW_BYTES) + ((u32(2) * step + chunk_a) ^ (a1 % u32(8))) * u32(CHUNK_BYTES)),
-                        u32(b + u32(tap * filter_bytes) + ((u32(2) * step + chunk_b) ^ swizzle_b) * u32(CHUNK_BYTES)),
-                    )
+        if framed:
+            corner0, corner1 = u32(_framed(pixel0) - u32(FRAMED + 1)), u32(_framed(pixel1) - u32(FRAMED + 1))
+            for down in range(3):
+                for right in range(3):
+                    a0, a1 = u32(corner0 + u32(down * FRAMED + right)), u32(corner1 + u32(down * FRAMED + right))
+                    for s in range(own_steps):
+                        step = u32(part * u32(own_steps) + u32(s))
+                        chunk = u32(u32(2) * step + chunk_a)
+                        multiply_32x32x16(
+                            acc,
+                            u32(x + a0 * u32(ROW_BYTES) + (chunk ^ (a0 % u32(8))) * u32(CHUNK_BYTES)),
+                            u32(x + a1 * u32(ROW_BYTES) + (chunk ^ (a1 % u32(8))) * u32(CHUNK_BYTES)),
+                            u32(
+                                b
+                                + u32((3 * down + right) * filter_bytes)
+                                + ((u32(2) * step + chunk_b) ^ swizzle_b) * u32(CHUNK_BYTES)
+                            ),
+                        )
         else:
-            a0, a1 = u32(min(pixel0, i32(PIXELS))), u32(min(pixel1, i32(PIXELS)))
             for s in range(steps):
                 step = u32(part * u32(steps) + u32(s))
                 group, step = u32(step // u32(4)), u32(step % u32(4))
-                at = u32(x + group * u32(group_bytes))
+                at, chunk = u32(x + group * u32(group_bytes)), u32(u32(2) * step + chunk_a)
                 multiply_32x32x16(
                     acc,
-                    u32(at + a0 * u32(ROW_BYTES) + ((u32(2) * step + chunk_a) ^ (a0 % u32(8))) * u32(CHUNK_BYTES)),
-                    u32(at + a1 * u32(ROW_BYTES) + ((u32(2) * step + chunk_a) ^ (a1 % u32(8))) * u32(CHUNK_BYTES)),
+                    u32(at + pixel0 * u32(ROW_BYTES) + (chunk ^ (pixel0 % u32(8))) * u32(CHUNK_BYTES)),
+                    u32(at + pixel1 * u32(ROW_BYTES) + (chunk ^ (pixel1 % u32(8))) * u32(CHUNK_BYTES)),
                     u32(b + group * u32(filter_bytes) + ((u32(2) * step + chunk_b) ^ swizzle_b) * u32(CHUNK_BYTES)),
                 )
 
     return multiply
 
 
-def _neighbour(pixel: Any, row: Any, column: Any, down: Any, right: Any) -> Any:
-    """The row of shared memory with a neighbour of a pixel; that of zeros if there is none."""
-    there = (pixel < PIXELS) & (row + down >= 0) & (row + down < SIDE) & (column + right >= 0) & (column + right < SIDE)
-    return u32(pixel + down * SIDE + right) if there else u32(PIXELS)
+def _framed(pixel: Any) -> Any:
+    """The row of shared memory with a pixel of the 3x3 layer."""
+    return u32((pixel // u32(SIDE) + u32(1)) * u32(FRAMED) + pixel % u32(SIDE) + u32(1))
 
 
 def _lay_down(run: Run) -> Callable[..., None]:

@@ -90,9 +90,7 @@ def test_a_block_sends_the_sums_over_its_channels_to_the_owners_of_the_pixels(
     filters = [rng.standard_normal(shape, np.float32).astype(np.float16) for shape in shapes]
     x = rng.standard_normal((49, inputs), np.float32).astype(np.float16)
     block = Block(kernel, x, run.packed(*filters)[number * 8 + rank])
-    for group in range(4):  # the row of zeros
-        at = run.regions["pixels"] + (group * kernel.ROWS + 49) * 128
-        block.shared[at : at + 128] = 0
+    block.shared[run.regions["framed"] : run.regions["sums"]] = 0
     share = 2 if layer == 2 else 8
     fetch, multiply, lay_down = kernel._fetch(run, layer), kernel._multiply(run, layer), kernel._lay_down(run)
     send, weights_at = kernel._send(run, share), sum(map(run.weight_bytes, range(layer)))
