@@ -65,6 +65,16 @@ class Weights:
         names = [f"conv{number}" for number in range(LAYERS)]
         self.filters = [found[f"{name}.weight"].astype(np.float16).transpose(0, 2, 3, 1) for name in names]
         self.biases = [found[f"{name}.bias"].astype(np.float16).astype(np.float32) for name in names]
+        self._packed: dict[int, Any] = {}
+
+    def packed(self, run: kernel.Run) -> Any:
+        """The filters of all bottleneck blocks as the run reads them, on the GPU."""
+        import torch
+
+        if run.columns not in self._packed:
+            blocks = [run.packed(*self.filters[3 * b : 3 * b + 3]) for b in range(BLOCKS)]
+            self._packed[run.columns] = torch.from_numpy(np.stack(blocks)).cuda()
+        return self._packed[run.columns]
 
     def truth(self, x: Any) -> Any:
         """The layers in float64; x is NHWC."""
@@ -99,8 +109,7 @@ class Persistent:
         self.function = _checked(driver.cuModuleGetFunction(module, b"kernel_0"))
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self.function, attribute, run.regions["end"]))
-        packed = [run.packed(*weights.filters[3 * b : 3 * b + 3]) for b in range(BLOCKS)]
-        self.weights = torch.from_numpy(np.stack(packed)).cuda()
+        self.weights = weights.packed(run)
         self.bias = torch.from_numpy(np.concatenate(weights.biases)).cuda()
         self.sets = [torch.full((kernel.set_bytes(blocks) // 2,), -1, dtype=torch.int16, device="cuda") for _ in range(2)]
         shape = (1, kernel.SIDE, kernel.SIDE, kernel.WIDE)
