@@ -30,7 +30,7 @@ from schedsearch.templates.parts.groups import WARP, over_group
 from schedsearch.templates.parts.vectors import bits_of, float_of
 from schedsearch.templates.squeeze_excite.plan import WORD, Plan
 
-_AT_ONCE = 4  # vectors of x that a thread loads before it adds up the first
+_AT_ONCE = 4  # vectors of x that a thread loads before it adds up the first; rows of weights that it multiplies together
 
 
 def squeeze_kernel(plan: Plan) -> Callable[..., None]:
@@ -271,15 +271,17 @@ def _fold(plan: Plan, rows: int) -> tuple[Callable[[Any, Any], None], int]:
     kept = 1
     while 2 * kept * own_channels <= plan.threads and 4 * kept * kept <= rows:
         kept *= 2
+    turns = -(-rows // kept)
 
     def fold(sums: Any, thread: Any) -> None:
         channel, first = i32(u32(thread) % u32(own_channels)), i32(u32(thread) // u32(own_channels))
         if first < kept:
             total = f32(0)
-            row = i32(first)
-            while row < i32(rows):
-                total = f32(total + ptx.load_shared_f32(u32(sums + (row * own_channels + channel) * 4)))
-                row = i32(row + kept)
+            for turn in range(turns):
+                row = i32(first + turn * kept)
+                number = ptx.load_shared_f32(u32(sums + (min(row, i32(rows - 1)) * own_channels + channel) * 4))
+                if row < rows:
+                    total = f32(total + number)
             ptx.store_shared_f32(u32(sums + (first * own_channels + channel) * 4), total)
         cuda.syncthreads()
 
@@ -323,40 +325,47 @@ def _weights(plan: Plan) -> Callable[..., None]:
 
 
 def _squeeze(plan: Plan) -> Callable[..., None]:
-    """squeeze(shared, reduce, thread, rank): the block's squeezed channels, a warp for each."""
+    """squeeze(shared, reduce, thread, rank): the block's squeezed channels, a warp for some of them at once."""
     p, own, warps, vector, nbytes = plan.p, plan.own, plan.threads // WARP, plan.vector, plan.vector_bytes
     words, count, rows, all_rows = vectors.words_of(p.dtype, vector), p.c // vector, own["squeezed"], p.squeezed
     reduce_at, means_at, squeezed_at = (plan.regions[name] for name in ("reduce", "means", "squeezed"))
     bias_at = plan.regions["reduce_bias"]
-    load, unpack, tell, activate = _weights(plan), vectors.unpack(p.dtype, vector), _tell(plan), _activation(p)
-    blocks, over_warp = plan.cluster, over_group(WARP, plan.threads, _added, 0)
-    load_means, _ = _floats(vector)
+    at_once, turns = min(-(-rows // warps), _AT_ONCE), -(-count // WARP)
+    load, unpack, (load_means, _) = _weights(plan), vectors.unpack(p.dtype, vector), _floats(vector)
+    tell, activate, blocks, over_warp = _tell(plan), _activation(p), plan.cluster, over_group(WARP, plan.threads, _added, 0)
 
     def squeeze(shared: Any, reduce: Any, thread: Any, rank: Any) -> None:
-        word, weight = cuda.local.array(words, u32), cuda.local.array(vector, f32)
-        mean = cuda.local.array(vector, f32)
+        word, weight, mean = cuda.local.array(words, u32), cuda.local.array(vector, f32), cuda.local.array(vector, f32)
+        total = cuda.local.array(at_once, f32)
         warp, lane = i32(u32(thread) // u32(WARP)), i32(u32(thread) % u32(WARP))
         first = i32(rank * rows)
+        limit = i32(min(rows, all_rows - first))  # may be negative for the last block
         j = i32(warp)
-        while j < i32(min(rows, all_rows - first)):
-            total = f32(0)
-            i = i32(lane)
-            while i < i32(count):
-                place = i32(j * count + i)
-                load(
-                    word, u32(shared + reduce_at + place * nbytes), u64(reduce + u64((i64(first) * count + place) * nbytes))
-                )
-                unpack(word, 0, weight, 0)
-                load_means(mean, u32(shared + means_at + i * (vector * 4)))
-                for e in range(vector):
-                    total = f32(total + f32(mean[e] * weight[e]))
-                i = i32(i + WARP)
-            total = over_warp(0, total)
-            if lane < blocks:
-                bias = ptx.load_shared_f32(u32(shared + bias_at + j * 4))
-                tell(u32(shared + squeezed_at + (first + j) * 4), activate(f32(total + bias)), lane)
-
-            j = i32(j + warps)
+        while j < limit:
+            for u in range(at_once):
+                total[u] = f32(0)
+            for turn in range(turns):
+                i = i32(lane + turn * WARP)
+                near = i32(min(i, count - 1))
+                load_means(mean, u32(shared + means_at + near * (vector * 4)))
+                for u in range(at_once):
+                    row = i32(min(j + u * warps, limit - 1))
+                    place = i32(row * count + near)
+                    load(
+                        word, u32(shared + reduce_at + place * nbytes),
+                        u64(reduce + u64((i64(first) * count + place) * nbytes)),
+                    )  # fmt: skip
+                    unpack(word, 0, weight, 0)
+                    if i < count:
+                        for e in range(vector):
+                            total[u] = f32(total[u] + f32(mean[e] * weight[e]))
+            for u in range(at_once):
+                row = i32(j + u * warps)
+                number = over_warp(0, total[u])
+                if (row < limit) & (lane < blocks):
+                    bias = ptx.load_shared_f32(u32(shared + bias_at + row * 4))
+                    tell(u32(shared + squeezed_at + (first + row) * 4), activate(f32(number + bias)), lane)
+            j = i32(j + at_once * warps)
 
     return squeeze
 
@@ -372,6 +381,7 @@ def _excite(plan: Plan) -> Callable[..., None]:
     words = vectors.words_of(p.dtype, vector)
     expand_at, squeezed_at = plan.regions["expand"], plan.regions["squeezed"]
     load, unpack, store_sums = _weights(plan), vectors.unpack(p.dtype, vector), _store_sums(plan)
+    at_once = min(-(-rows // lanes), _AT_ONCE)
 
     def excite(shared: Any, expand: Any, thread: Any, lane: Any, v: Any, exists: Any, first_vector: Any) -> None:
         word, weight = cuda.local.array(words, u32), cuda.local.array(vector, f32)
@@ -382,13 +392,16 @@ def _excite(plan: Plan) -> Callable[..., None]:
             if exists:
                 j = i32(lane)
                 while j < i32(rows):
-                    squeezed = ptx.load_shared_f32(u32(shared + squeezed_at + j * 4))
-                    at = u64(expand + u64((i64(j) * count + first_vector + v) * nbytes))
-                    load(word, u32(shared + expand_at + (j * own_vectors + v) * nbytes), at)
-                    unpack(word, 0, weight, 0)
-                    for e in range(vector):
-                        total[e] = f32(total[e] + f32(squeezed * weight[e]))
-                    j = i32(j + lanes)
+                    for u in range(at_once):
+                        row = i32(min(j + u * lanes, rows - 1))
+                        squeezed = ptx.load_shared_f32(u32(shared + squeezed_at + row * 4))
+                        at = u64(expand + u64((i64(row) * count + first_vector + v) * nbytes))
+                        load(word, u32(shared + expand_at + (row * own_vectors + v) * nbytes), at)
+                        unpack(word, 0, weight, 0)
+                        if j + u * lanes < rows:
+                            for e in range(vector):
+                                total[e] = f32(total[e] + f32(squeezed * weight[e]))
+                    j = i32(j + at_once * lanes)
             store_sums(total, shared, lane, v)
 
     return excite
