@@ -36,6 +36,37 @@ def branches(data: dict[str, Any]) -> str:
     return markdown(titles, rows)
 
 
+def early_joins(data: dict[str, Any]) -> str:
+    """Networks whose kernels begin early behind several others, and only behind one."""
+    rows = []
+    for late, early in zip(data["rows"][::2], data["rows"][1::2]):
+        times = late["us"]["0.0"], late["us"]["4.0"], early["us"]["4.0"]
+        differing = late["differing"] + early["differing"]
+        rows.append((late["network"], *(f"{us:.1f}" for us in times), f"{times[1] / times[2]:.3f}", str(differing)))
+    titles = ("network, batch 1, float16, us", "a chain", "behind one", "behind several", "ratio", "runs that differ")
+    return markdown(titles, rows)
+
+
+def parts(data: dict[str, Any]) -> str:
+    """Layers with few tiles by the number of blocks that share a reduction."""
+    numbers = ("1", "2", "4", "8")
+    layers: dict[str, dict[str, float]] = {}
+    counts = {row["layer"]: row["count"] for row in data["rows"]}
+    for row in data["rows"]:
+        layers.setdefault(row["layer"], {})[row["parts"]] = row["us"]
+    rows = [
+        (
+            f"{label.removeprefix('conv2d ')}, {counts[label]} times", f"{found['default']:.2f}",
+            *(f"{found[each]:.2f}" if each in found else "" for each in numbers),
+        )
+        for label, found in layers.items()
+    ]  # fmt: skip
+    default = sum(counts[label] * found["default"] for label, found in layers.items())
+    best = sum(counts[label] * min(found.values()) for label, found in layers.items())
+    table = markdown(("layer in a chain, us", "default", *(f"{each} blocks" for each in numbers)), rows)
+    return f"{table}\n\nAll of them: {default:.1f} us by default, {best:.1f} by the best column of each."
+
+
 def squeeze_excite(data: dict[str, Any]) -> str:
     rows = [
         (row["network"], f"{row['four kernels']:.1f}", f"{row['one kernel']:.1f}",

@@ -5,7 +5,8 @@
 Each network of `onnx_models.py` is built once with default kernels, with memory for any branches, and loaded for each of
 `--filled`: kernels run side by side if their blocks together are at most so many for each multiprocessor; 0: none do. All
 get the same inputs, `--replays` times with new numbers, and must give the same bits. Then groups of runs of all take turns.
-It needs PyTorch and a GPU.
+With `--joins` each is also loaded so that kernels begin early behind one other kernel only, not behind several. It needs
+PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,19 @@ def measured(path: Path, filled: list[float], replays: int) -> dict[str, Any]:
     return {"us": times, "not_in_turn": {str(share): count for share, count in chains.items()}, "differing": differing}
 
 
+@contextlib.contextmanager
+def late_joins() -> Iterator[None]:
+    """Networks that are loaded begin kernels early behind one other kernel only."""
+    from schedsearch.device import cuda_graph
+
+    may_begin = cuda_graph._may_begin_early
+    cuda_graph._may_begin_early = lambda before, own: len(before) == 1 and may_begin(before, own)
+    try:
+        yield
+    finally:
+        cuda_graph._may_begin_early = may_begin
+
+
 def main() -> None:
     import onnx_models
 
@@ -62,6 +77,7 @@ def main() -> None:
     parser.add_argument("--networks", default="inception_v3,resnet50")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--filled", default="0,0.5,1,1.5,2,4")
+    parser.add_argument("--joins", action="store_true", help="also with kernels that begin when several others have ended")
     parser.add_argument("--replays", type=int, default=200)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -71,12 +87,16 @@ def main() -> None:
             built = Path(folder, f"{name}.ssx")
             branches.FILLED = max(filled)
             build_untuned(onnx_models.saved(f"{name}:{options.batch}:float16", Path(folder)), built)
-            rows.append({"network": name, "batch": options.batch, **measured(built, filled, options.replays)})
-            common.write(options.out, {"rows": rows})
-            print(rows[-1], flush=True)
-    titles = ("network", "batch", *(f"{share:g}, us" for share in filled), "replays that differ")
+            for joins in ("late", "early") if options.joins else ("early",):
+                with late_joins() if joins == "late" else contextlib.nullcontext():
+                    found = measured(built, filled, options.replays)
+                rows.append({"network": name, "batch": options.batch, "joins": joins, **found})
+                common.write(options.out, {"rows": rows})
+                print(rows[-1], flush=True)
+    titles = ("network", "batch", "joins", *(f"{share:g}, us" for share in filled), "replays that differ")
     cells = [
-        (r["network"], str(r["batch"]), *(f"{time:.1f}" for time in r["us"].values()), str(r["differing"])) for r in rows
+        (r["network"], str(r["batch"]), r["joins"], *(f"{time:.1f}" for time in r["us"].values()), str(r["differing"]))
+        for r in rows
     ]
     print(common.table(titles, cells))
 

@@ -329,6 +329,14 @@ TABLES = {
     "network_times": Table("network_times_h200", "early_launch.py", batch_one_tables.network_times),
     "branches": Table("branches_h200", "branches.py", batch_one_tables.branches),
     "squeeze_excite": Table("squeeze_excite_h200", "squeeze_excite.py", batch_one_tables.squeeze_excite),
+    "squeeze_excite_space": Table(
+        "squeeze_excite_space_h200", "squeeze_excite_space.py", batch_one_tables.squeeze_excite_space
+    ),
+    "early_joins": Table("early_joins_h200", "branches.py --joins", batch_one_tables.early_joins),
+    "split_k": Table("split_k_resnet50_h200", "split_k.py --networks resnet50", batch_one_tables.parts),
+    "split_k_grids": Table("split_k_7x7_h200", "split_k.py --only 1x7x7 --columns 16,32,64", batch_one_tables.grids),
+    "persistent": Table("persistent_h200", "persistent.py", batch_one_tables.persistent),
+    "persistent_cycles": Table("persistent_h200", "persistent.py", batch_one_tables.persistent_cycles, origin=False),
     "before_after": Table("before_after_h200", "compare_versions.py", before_after),
     "cpu_conv2d": Table("cpu_conv2d", "cpu_conv2d.py", cpu_conv2d),
     "real_models": Table("real_models_cpu", "real_models.py --folder FOLDER", real_tables.real_models),

@@ -127,3 +127,53 @@ def test_a_block_sends_the_sums_over_its_channels_to_the_owners_of_the_pixels(
         assert pixel < (to % share + 1) * 49 // share and np.isnan(got[pixel, place % COLUMNS])
         got[pixel, place % COLUMNS : place % COLUMNS + 4] = numbers
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("layer", "number", "rank"), [(0, 15, 7), (1, 0, 0), (2, 9, 4), (2, 9, 5)])
+def test_a_block_adds_up_what_it_receives_and_writes_its_pixels(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, layer: int, number: int, rank: int
+) -> None:
+    """A float16 is in the place of its number here, and both of a word in the place of the word."""
+    run, rng = kernel.Run(COLUMNS), np.random.default_rng(7)
+    outputs, share, phase = kernel.LAYERS[1][layer], 2 if layer == 2 else 8, 5
+    own, column, most = rank % share, (number * (8 // share) + rank // share) * COLUMNS, -(-49 // share)
+    first, stop = own * 49 // share, (own + 1) * 49 // share
+    sums = rng.standard_normal((share, most, COLUMNS), np.float32)
+    bias, shortcut = rng.standard_normal(outputs, np.float32), rng.standard_normal((49, outputs), np.float32)
+    y, told, expected_bytes = np.full((49, outputs), np.nan, np.float32), [], []
+    received = (run.regions["received"] + phase % 2 * run.received_bytes) // 4
+    numbers = {received + place: float(value) for place, value in enumerate(sums.reshape(-1))}
+
+    def store(address: int, low: tuple[float, float], high: tuple[float, float]) -> None:
+        place = y.reshape(-1)[address // 2 : address // 2 + 4]
+        assert np.isnan(place).all()
+        place[:] = [*low, *high]
+
+    for name in ("_fetch", "_multiply", "_lay_down", "_send"):
+        monkeypatch.setattr(kernel, name, lambda *_: lambda *_: None)
+    kernel.__dict__.update(
+        load_constants=lambda address: tuple(bias[address // 4 : address // 4 + 4]),
+        load_fresh_pair=lambda address: tuple(shortcut.reshape(-1)[address // 2 :][:4].reshape(2, 2)),
+        load_sums=lambda at: tuple(np.float32(numbers[at // 4 + i]) for i in range(4)),
+        pack_relu=lambda low, high: (max(low, 0), max(high, 0)),
+        unpack_pair=lambda word: word,
+        store_fresh_pair=store,
+        ptx=SimpleNamespace(
+            mbarrier_expect_bytes=lambda barrier, nbytes: expected_bytes.append((barrier, nbytes)),
+            mbarrier_wait=lambda barrier, parity: told.append((barrier, parity)),
+        ),
+    )
+    kernel.cuda.syncthreads = lambda: None
+    compute = kernel._layer(run, layer)
+    for thread in range(THREADS):
+        compute(0, phase, 1, 0, 1, 0, 0, 0, number, rank, thread, 0)
+    barrier = run.regions["told"] + 8 * (phase % 2)
+    assert expected_bytes == [(barrier, (stop - first) * share * COLUMNS * 4)]
+    full = run.regions["full"] + 8 * (3 * (1 % run.slots) + layer), 1 // run.slots % 2
+    assert set(told) == {(barrier, phase // 2 % 2), full}
+    expected = np.full_like(y, np.nan)
+    found = sums[:, : stop - first].sum(0) + bias[column : column + COLUMNS]
+    if layer == 2:
+        found += shortcut[first:stop, column : column + COLUMNS]
+    expected[first:stop, column : column + COLUMNS] = np.maximum(found, 0)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-5)
