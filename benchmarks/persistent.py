@@ -23,16 +23,18 @@ from typing import Any
 import common
 import numpy as np
 import persistent_kernel as kernel
+import persistent_ops as ops
 from replays import Captured, drawn, turns_us
 
 BLOCKS, LAYERS = 8, 24
 RUNS = {
-    "all": kernel.Run(32, "all"),
-    "one": kernel.Run(32, "one"),
+    "32 columns": kernel.Run(32, "all"),
+    "40 columns": kernel.Run(40, "all"),
+    "40 columns, one first": kernel.Run(40, "one"),
     "64 columns": kernel.Run(64, "all"),
 }
 LAUNCHED = (2, 8)  # bottleneck blocks of a launch
-CHECKED = 20  # inputs
+CHECKED = 10  # inputs
 
 
 def model() -> Any:
@@ -115,8 +117,8 @@ class Persistent:
         shape = (1, kernel.SIDE, kernel.SIDE, kernel.WIDE)
         launches = BLOCKS // blocks
         self.arrays = [torch.zeros(shape, dtype=torch.float16, device="cuda") for _ in range(launches + 1)]
-        phases = 3 * kernel.TRACED_BLOCKS
-        self.errors = torch.zeros(kernel.MARKS_AT // 4 + run.grid * phases * kernel.MARKS, dtype=torch.int32, device="cuda")
+        phases = 3 * ops.TRACED_BLOCKS
+        self.errors = torch.zeros(ops.MARKS_AT // 4 + run.grid * phases * ops.MARKS, dtype=torch.int32, device="cuda")
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             for number in range(2 * launches):
@@ -138,8 +140,8 @@ class Persistent:
 
     def phases(self) -> list[list[float]]:
         """Cycles from the begin of a layer to each mark, and to the begin of the next layer; the median of all blocks."""
-        marks = self.errors[kernel.MARKS_AT // 4 :].cpu().numpy().astype(np.int64) & 0xFFFFFFFF
-        marks = marks.reshape(self.run.grid, -1, kernel.MARKS)[:, : 3 * min(self.blocks, kernel.TRACED_BLOCKS)]
+        marks = self.errors[ops.MARKS_AT // 4 :].cpu().numpy().astype(np.int64) & 0xFFFFFFFF
+        marks = marks.reshape(self.run.grid, -1, ops.MARKS)[:, : 3 * min(self.blocks, ops.TRACED_BLOCKS)]
         since = (marks - marks[:, :, :1]) & 0xFFFFFFFF
         since[:, :-1, 7] = (marks[:, 1:, 0] - marks[:, :-1, 0]) & 0xFFFFFFFF
         return [[float(each) for each in row] for row in np.median(since, axis=0)]
@@ -189,7 +191,7 @@ def main() -> None:
     chosen = {name: RUNS[name] for name in options.runs.split(",")}
     pool = ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))
     codes = {name: pool.submit(built, run, LAUNCHED[0]) for name, run in chosen.items()}
-    traced = kernel.Run(32, "all", traced=True), kernel.Run(64, "all", traced=True)
+    traced = kernel.Run(40, "all", traced=True), kernel.Run(64, "all", traced=True)
     traces = {run: pool.submit(built, run, LAUNCHED[0]) for run in traced}
     import torch
 

@@ -23,8 +23,22 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
+from persistent_ops import (
+    ROW_BYTES,
+    copy_bulk,
+    load_constants,
+    load_fresh,
+    load_fresh_pair,
+    load_sums,
+    mark_of,
+    multiply_warp_tile,
+    pack_relu,
+    send_sums,
+    store_fresh_pair,
+    unpack_pair,
+)
 
-from schedsearch.backend.ops import device_op, shared_base
+from schedsearch.backend.ops import shared_base
 from schedsearch.launch import Grid, Int32, Pointer
 from schedsearch.template import KernelSource, KernelStep
 from schedsearch.templates.parts import cluster, ptx
@@ -32,94 +46,12 @@ from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 
 SIDE, PIXELS, WIDE, NARROW = 7, 49, 2048, 512
 TAPS, RANKS, THREADS = 9, 8, 256  # of a 3x3 layer; blocks of a cluster; threads of a block
-ROW_BYTES, CHUNK_BYTES = 128, 16  # 64 channels of a pixel or of a filter; what a thread loads at once
+CHUNK_BYTES = 16  # that a thread loads at once
 FRAMED = SIDE + 2  # pixels of a row in shared memory for the 3x3 layer, with a frame of zeros
 EMPTY = 0xFFFFFFFF
 TURNS = 20_000  # loads after which a block gives up waiting
 LAYERS = (WIDE, NARROW, NARROW), (NARROW, NARROW, WIDE)  # input and output channels of each
 FLOATS, HALVES = 4, 2  # bytes
-MARKS = 8  # cycles noted in a layer: its begin, pixels there, weights there, multiplied, sent, received, stored, unused
-TRACED_BLOCKS = 8  # bottleneck blocks, at most, of which they are noted
-MARKS_AT = 64  # bytes of `errors` in front of them
-
-load_fresh = device_op(  # from L2, where other blocks write; EMPTY if not `wanted`
-    "load_fresh",
-    "{ .reg .pred p; setp.ne.u32 p, $wanted, 0; mov.b32 $a, -1; mov.b32 $b, -1; mov.b32 $c, -1; mov.b32 $d, -1;\n"
-    "@p ld.relaxed.gpu.global.v4.b32 {$a, $b, $c, $d}, [$address]; }",
-    ins={"address": "u64", "wanted": "u32"},
-    outs=dict.fromkeys("abcd", "u32"),
-)
-load_fresh_pair = device_op(
-    "load_fresh_pair",
-    "ld.relaxed.gpu.global.v2.b32 {$a, $b}, [$address];",
-    ins={"address": "u64"},
-    outs={"a": "u32", "b": "u32"},
-)
-store_fresh_pair = device_op(
-    "store_fresh_pair", "st.relaxed.gpu.global.v2.b32 [$address], {$a, $b};", ins={"address": "u64", "a": "u32", "b": "u32"}
-)
-load_constants = device_op(
-    "load_constants",
-    "ld.global.v4.f32 {$a, $b, $c, $d}, [$address];",
-    ins={"address": "u64"},
-    outs=dict.fromkeys("abcd", "f32"),
-)
-load_sums = device_op(
-    "load_sums",
-    "ld.shared.v4.f32 {$a, $b, $c, $d}, [$shared];",
-    ins={"shared": "u32"},
-    outs=dict.fromkeys("abcd", "f32"),
-)
-send_sums = device_op(  # to an address of `map_shared`, where `barrier` counts the bytes
-    "send_sums",
-    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$shared], {$a, $b, $c, $d}, [$barrier];",
-    ins={"shared": "u32", "a": "f32", "b": "f32", "c": "f32", "d": "f32", "barrier": "u32"},
-)
-copy_bulk = device_op(
-    "copy_bulk",
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$shared], [$address], $bytes, [$barrier];",
-    ins={"shared": "u32", "address": "u64", "bytes": "u32", "barrier": "u32"},
-)
-pack_relu = device_op(  # two float32 as float16, of which negative ones become 0
-    "pack_relu",
-    "cvt.rn.relu.f16x2.f32 $packed, $high, $low;",
-    ins={"low": "f32", "high": "f32"},
-    outs={"packed": "u32"},
-    pure=True,
-)
-unpack_pair = device_op(
-    "unpack_pair",
-    "{ .reg .b16 l, h; mov.b32 {l, h}, $word; cvt.f32.f16 $low, l; cvt.f32.f16 $high, h; }",
-    ins={"word": "u32"},
-    outs={"low": "f32", "high": "f32"},
-    pure=True,
-)
-
-
-cycles = device_op("cycles", "mov.u32 $now, %clock;", outs={"now": "u32"})
-
-
-def _multiply_text() -> str:
-    """32 pixels x 32 filters x 16 channels: two tiles of pixels at `a0` and `a1`, filters at `b` and 16 rows behind it."""
-    load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
-    lines = [
-        "{ .reg .b32 a<8>, b<8>;",
-        *(f"{load} {{a{4 * m}, a{4 * m + 1}, a{4 * m + 2}, a{4 * m + 3}}}, [$a{m}];" for m in range(2)),
-        *(f"{load} {{b{4 * n}, b{4 * n + 1}, b{4 * n + 2}, b{4 * n + 3}}}, [$b+{16 * ROW_BYTES * n}];" for n in range(2)),
-    ]
-    for m in range(2):
-        for n in range(4):
-            c = ", ".join(f"$acc[{4 * (4 * m + n) + q}]" for q in range(4))
-            lines.append(
-                f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{{c}}}, "
-                f"{{a{4 * m}, a{4 * m + 1}, a{4 * m + 2}, a{4 * m + 3}}}, {{b{2 * n}, b{2 * n + 1}}}, {{{c}}};"
-            )
-    return "\n".join([*lines, "}"])
-
-
-multiply_32x32x16 = device_op(
-    "multiply_32x32x16", _multiply_text(), inout={"acc": ("f32", 32)}, ins={"a0": "u32", "a1": "u32", "b": "u32"}
-)
 
 
 @dataclass(frozen=True)
@@ -127,7 +59,7 @@ class Run:
     """How a run of bottleneck blocks is shared out.
 
     Attributes:
-        columns: output channels of a tile: 32 for sixteen clusters, 64 for eight.
+        columns: output channels of a tile: 32 for 16 clusters, which do not fit on every H200, 40 for 13, 64 for 8.
         polls: what a thread loads until it is there: all of its pixels, or one of them first and then the others.
         traced: the first thread of each block notes cycles in `errors`, `MARKS` in each layer.
     """
@@ -138,7 +70,7 @@ class Run:
 
     @property
     def clusters(self) -> int:
-        return NARROW // self.columns
+        return -(-NARROW // self.columns)
 
     @property
     def grid(self) -> int:
@@ -147,12 +79,17 @@ class Run:
     @property
     def slots(self) -> int:
         """Bottleneck blocks whose weights fit in shared memory."""
-        return 64 // self.columns
+        return 2 if self.columns == 32 else 1
 
     @property
     def halves(self) -> int:
         """Warps that share the columns of a tile; two share its pixels, and the others the channels."""
-        return self.columns // 32
+        return 2 if self.columns == 64 else 1
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of eight columns of a warp."""
+        return self.columns // 8 // self.halves
 
     @property
     def parts(self) -> int:
@@ -168,8 +105,8 @@ class Run:
 
     @property
     def pitch(self) -> int:
-        """Floats from pixel to pixel of sums: conflicts of banks neither when they are written nor read."""
-        return self.columns + 8
+        """Floats from pixel to pixel of sums: four pixels of eight columns lie in different banks."""
+        return next(pitch for pitch in range(self.columns, 2 * self.columns) if pitch % 32 in (8, 24))
 
     @property
     def regions(self) -> dict[str, int]:
@@ -211,20 +148,23 @@ class Run:
         n = np.arange(self.columns)
         swizzled = np.arange(8)[None, :] ^ (n % 8)[:, None]  # chunk c of row n holds chunk c ^ n % 8
 
-        def rows(filters: Any) -> Any:  # columns x 64 channels
-            return filters.reshape(self.columns, 8, 8)[n[:, None], swizzled]
+        def rows(filters: Any, first: int, channel: int) -> Any:
+            """64 channels of a tile, zeros behind the last filter."""
+            found = np.zeros((self.columns, 64), filters.dtype)
+            own = filters[first : first + self.columns, channel : channel + 64]
+            found[: len(own)] = own
+            return found.reshape(self.columns, 8, 8)[n[:, None], swizzled].reshape(-1)
 
-        found = []
+        taps = second.reshape(len(second), TAPS, NARROW)
+        blocks = []
         for number in range(self.clusters):
             for rank in range(RANKS):
-                of = slice(number * self.columns, (number + 1) * self.columns)
-                wide = (number * 4 + rank // 2) * self.columns
-                parts = [rows(first[of, 0, 0, 256 * rank + 64 * g :][:, :64]) for g in range(4)]
-                parts += [rows(second[of, t // 3, t % 3, 64 * rank : 64 * rank + 64]) for t in range(TAPS)]
-                tile = third[wide : wide + self.columns, 0, 0]
-                parts += [rows(tile[:, 256 * (rank % 2) + 64 * g :][:, :64]) for g in range(4)]
-                found.append(np.stack([part.reshape(-1) for part in parts]).reshape(-1))
-        return np.stack(found)
+                at, wide = number * self.columns, (number * 4 + rank // 2) * self.columns
+                parts = [rows(first[:, 0, 0], at, 256 * rank + 64 * group) for group in range(4)]
+                parts += [rows(taps[:, tap], at, 64 * rank) for tap in range(TAPS)]
+                parts += [rows(third[:, 0, 0], wide, 256 * (rank % 2) + 64 * group) for group in range(4)]
+                blocks.append(np.concatenate(parts))
+        return np.stack(blocks)
 
 
 def set_bytes(blocks: int) -> int:
@@ -322,8 +262,8 @@ def _layer(run: Run, layer: int) -> Callable[..., None]:
     quads, most = columns // 4, -(-PIXELS // share)  # groups of four columns; pixels that a block owns
     rounds = -(-most * quads // THREADS)
     adds, send, collect = layer == 2, _send(run, share), _collect(run, share)
-    fetch, multiply, lay_down, mark = _fetch(run, layer), _multiply(run, layer), _lay_down(run), _mark(run)
-    biases, words = 4 * rounds, 2 * rounds
+    fetch, multiply, lay_down, mark = _fetch(run, layer), _multiply(run, layer), _lay_down(run), mark_of(run.traced)
+    biases, words, sums = 4 * rounds, 2 * rounds, 8 * run.tiles
 
     def compute(
         shared: Any, phase: Any, b: Any, source: Any, checked: Any, bias: Any, shortcut: Any, out: Any, number: Any,
@@ -342,7 +282,7 @@ def _layer(run: Run, layer: int) -> Callable[..., None]:
         for r in range(rounds):
             item = i32(r * THREADS + thread)
             pixel, column = i32(first + i32(u32(item) // u32(quads))), i32(tile * columns + i32(u32(item) % u32(quads)) * 4)
-            if pixel < stop:
+            if (pixel < stop) & (column < outputs):
                 constant[4 * r], constant[4 * r + 1], constant[4 * r + 2], constant[4 * r + 3] = load_constants(
                     u64(bias + u64(column * FLOATS))
                 )
@@ -354,8 +294,8 @@ def _layer(run: Run, layer: int) -> Callable[..., None]:
         ptx.mbarrier_wait(u32(shared + full_at + 8 * (3 * slot + layer)), u32(u32(b) // u32(slots)) & u32(1))
         cuda.syncthreads()
         mark(errors, phase, 2, thread)
-        acc = cuda.local.array(32, f32)
-        for i in range(32):
+        acc = cuda.local.array(sums, f32)
+        for i in range(sums):
             acc[i] = f32(0)
         multiply(acc, shared, u32(shared + slot * per_block + weights_at), thread)
         lay_down(acc, shared, thread)
@@ -379,23 +319,12 @@ def _layer(run: Run, layer: int) -> Callable[..., None]:
                     s0, s1 = f32(s0 + low), f32(s1 + high)
                     low, high = unpack_pair(word[2 * r + 1])
                     s2, s3 = f32(s2 + low), f32(s3 + high)
-                to = u64(out + u64(((first + pixel) * outputs + tile * columns + column) * HALVES))
-                store_fresh_pair(to, pack_relu(s0, s1), pack_relu(s2, s3))
+                if tile * columns + column < outputs:
+                    to = u64(out + u64(((first + pixel) * outputs + tile * columns + column) * HALVES))
+                    store_fresh_pair(to, pack_relu(s0, s1), pack_relu(s2, s3))
         mark(errors, phase, 6, thread)
 
     return compute
-
-
-def _mark(run: Run) -> Callable[..., None]:
-    """mark(errors, phase, number, thread): notes the cycle."""
-    phases, traced = 3 * TRACED_BLOCKS, run.traced
-
-    def mark(errors: Any, phase: Any, number: Any, thread: Any) -> None:
-        if traced and (thread == 0) & (phase < i32(phases)):
-            place = i64((i32(cuda.blockIdx.x) * phases + phase) * MARKS + number)
-            ptx.store_global_u32(u64(errors + u64(place * 4 + MARKS_AT)), cycles())
-
-    return mark
 
 
 def _fetch(run: Run, layer: int) -> Callable[..., None]:
@@ -447,7 +376,8 @@ def _fetch(run: Run, layer: int) -> Callable[..., None]:
 
 def _multiply(run: Run, layer: int) -> Callable[..., None]:
     """multiply(acc, shared, weights, thread): the warp's 32 pixels times 32 filters, over its part of the channels."""
-    halves, parts, framed = run.halves, run.parts, layer == 1
+    halves, parts, framed, warp_columns = run.halves, run.parts, layer == 1, 8 * run.tiles
+    multiply_tile = multiply_warp_tile(run.tiles)
     pixels_at, filter_bytes, group_bytes = (
         run.regions["framed" if framed else "pixels"],
         run.columns * ROW_BYTES,
@@ -461,7 +391,7 @@ def _multiply(run: Run, layer: int) -> Callable[..., None]:
         # Rows behind the last pixel are multiplied as that one is, and not stored.
         pixel0 = u32(min((warp % u32(2)) * u32(32) + lane % u32(16), u32(PIXELS - 1)))
         pixel1 = u32(min((warp % u32(2)) * u32(32) + lane % u32(16) + u32(16), u32(PIXELS - 1)))
-        filter_ = u32(half * u32(32) + lane % u32(8) + lane // u32(16) * u32(8))
+        filter_ = u32(half * u32(warp_columns) + lane % u32(8) + lane // u32(16) * u32(8))
         b = u32(weights + filter_ * u32(ROW_BYTES))
         chunk_a, chunk_b, swizzle_b = u32(lane // u32(16)), u32(lane // u32(8) % u32(2)), u32(lane % u32(8))
         x = u32(shared + u32(pixels_at))
@@ -473,7 +403,7 @@ def _multiply(run: Run, layer: int) -> Callable[..., None]:
                     for s in range(own_steps):
                         step = u32(part * u32(own_steps) + u32(s))
                         chunk = u32(u32(2) * step + chunk_a)
-                        multiply_32x32x16(
+                        multiply_tile(
                             acc,
                             u32(x + a0 * u32(ROW_BYTES) + (chunk ^ (a0 % u32(8))) * u32(CHUNK_BYTES)),
                             u32(x + a1 * u32(ROW_BYTES) + (chunk ^ (a1 % u32(8))) * u32(CHUNK_BYTES)),
@@ -488,7 +418,7 @@ def _multiply(run: Run, layer: int) -> Callable[..., None]:
                 step = u32(part * u32(steps) + u32(s))
                 group, step = u32(step // u32(4)), u32(step % u32(4))
                 at, chunk = u32(x + group * u32(group_bytes)), u32(u32(2) * step + chunk_a)
-                multiply_32x32x16(
+                multiply_tile(
                     acc,
                     u32(at + pixel0 * u32(ROW_BYTES) + (chunk ^ (pixel0 % u32(8))) * u32(CHUNK_BYTES)),
                     u32(at + pixel1 * u32(ROW_BYTES) + (chunk ^ (pixel1 % u32(8))) * u32(CHUNK_BYTES)),
@@ -505,19 +435,19 @@ def _framed(pixel: Any) -> Any:
 
 def _lay_down(run: Run) -> Callable[..., None]:
     """lay_down(acc, shared, thread): the warp's sums to shared memory, by part, pixel and column."""
-    halves, pitch, sums_at = run.halves, run.pitch, run.regions["sums"]
+    halves, pitch, sums_at, tiles = run.halves, run.pitch, run.regions["sums"], run.tiles
     store = ptx.store_shared_pair("float32")
 
     def lay_down(acc: Any, shared: Any, thread: Any) -> None:
         lane, warp = u32(thread) % u32(32), u32(thread) // u32(32)
         half, part = u32(warp // u32(2)) % u32(halves), u32(warp // u32(2 * halves))
         pixel = u32((warp % u32(2)) * u32(32) + lane // u32(4))
-        column = u32(half * u32(32) + lane % u32(4) * u32(2))
+        column = u32(half * u32(8 * tiles) + lane % u32(4) * u32(2))
         at = u32(shared + u32(sums_at) + ((part * u32(PIXELS) + pixel) * u32(pitch) + column) * u32(FLOATS))
         for m in range(4):  # eight pixels each
             if pixel + u32(8 * m) < u32(PIXELS):
-                for n in range(4):
-                    i = 4 * (4 * (m // 2) + n) + 2 * (m % 2)
+                for n in range(tiles):
+                    i = 4 * (tiles * (m // 2) + n) + 2 * (m % 2)
                     store(u32(at + u32((8 * m * pitch + 8 * n) * FLOATS)), acc[i], acc[i + 1])
 
     return lay_down
