@@ -330,7 +330,7 @@ def _squeeze(plan: Plan) -> Callable[..., None]:
     words, count, rows, all_rows = vectors.words_of(p.dtype, vector), p.c // vector, own["squeezed"], p.squeezed
     reduce_at, means_at, squeezed_at = (plan.regions[name] for name in ("reduce", "means", "squeezed"))
     bias_at = plan.regions["reduce_bias"]
-    at_once, turns = min(-(-rows // warps), _AT_ONCE), -(-count // WARP)
+    at_once, turns = min(-(-rows // warps), _AT_ONCE), min(-(-count // WARP), _AT_ONCE)
     load, unpack, (load_means, _) = _weights(plan), vectors.unpack(p.dtype, vector), _floats(vector)
     tell, activate, blocks, over_warp = _tell(plan), _activation(p), plan.cluster, over_group(WARP, plan.threads, _added, 0)
 
@@ -344,21 +344,24 @@ def _squeeze(plan: Plan) -> Callable[..., None]:
         while j < limit:
             for u in range(at_once):
                 total[u] = f32(0)
-            for turn in range(turns):
-                i = i32(lane + turn * WARP)
-                near = i32(min(i, count - 1))
-                load_means(mean, u32(shared + means_at + near * (vector * 4)))
-                for u in range(at_once):
-                    row = i32(min(j + u * warps, limit - 1))
-                    place = i32(row * count + near)
-                    load(
-                        word, u32(shared + reduce_at + place * nbytes),
-                        u64(reduce + u64((i64(first) * count + place) * nbytes)),
-                    )  # fmt: skip
-                    unpack(word, 0, weight, 0)
-                    if i < count:
-                        for e in range(vector):
-                            total[u] = f32(total[u] + f32(mean[e] * weight[e]))
+            begin = i32(0)
+            while begin < i32(count):
+                for turn in range(turns):
+                    i = i32(begin + lane + turn * WARP)
+                    near = i32(min(i, count - 1))
+                    load_means(mean, u32(shared + means_at + near * (vector * 4)))
+                    for u in range(at_once):
+                        row = i32(min(j + u * warps, limit - 1))
+                        place = i32(row * count + near)
+                        load(
+                            word, u32(shared + reduce_at + place * nbytes),
+                            u64(reduce + u64((i64(first) * count + place) * nbytes)),
+                        )  # fmt: skip
+                        unpack(word, 0, weight, 0)
+                        if i < count:
+                            for e in range(vector):
+                                total[u] = f32(total[u] + f32(mean[e] * weight[e]))
+                begin = i32(begin + turns * WARP)
             for u in range(at_once):
                 row = i32(j + u * warps)
                 number = over_warp(0, total[u])
