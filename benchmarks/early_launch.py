@@ -28,6 +28,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import statistics
@@ -148,8 +149,11 @@ class Peer:
         self._process.communicate()
 
 
-def built(case: str, folder: Path, before: str | None, tune_s: float = 0.0, layers: int = 0) -> dict[str, Path]:
-    """Files of the network, by the version that builds them: "", and "before". Both use all cores at the same time."""
+def built(
+    case: str, folder: Path, before: str | None, tune_s: float = 0.0, layers: int = 0, cores: Sequence[int] = ()
+) -> dict[str, Path]:
+    """Files of the network, by the version that builds them: "", and "before". Both use all `cores` at the same time; none
+    given: all that there are."""
     trees = {"": None, **({"before": before} if before else {})}
     files = {}
     processes = []
@@ -165,6 +169,8 @@ def built(case: str, folder: Path, before: str | None, tune_s: float = 0.0, laye
             environment["SCHEDSEARCH_BUILD_CACHE"] = str(own / "cache")
         command = [sys.executable, __file__, "--build", case, str(files[name]), str(tune_s), str(layers)]
         processes.append(subprocess.Popen(command, env=environment))
+        if cores:  # before it starts compilers
+            os.sched_setaffinity(processes[-1].pid, cores)
     codes = [process.wait() for process in processes]
     if any(codes):
         raise RuntimeError(f"{case} was not built")
@@ -178,8 +184,22 @@ def prepared(cases: Sequence[Case], folder: Path, options: argparse.Namespace, e
     """The ways of each case, or why there are none, and the peers of each case in float16."""
     wanted = [name for name, asked in zip(PEERS, (options.compile, options.autotune)) if asked]
     peers = {case: [Peer(case, name, folder) for name in wanted] for case in cases if case.format == "float16"}
+    builds = {}
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
-        builds = {case: pool.submit(built, str(case), folder, options.before) for case in cases}
+        shares = queue.SimpleQueue[list[int]]()
+        for number in range(options.at_once):
+            shares.put(sorted(os.sched_getaffinity(0))[number :: options.at_once])
+
+        def build_on_a_share(case: Case) -> dict[str, Path]:
+            cores = shares.get()
+            try:
+                before = options.before if options.before_cases is None or str(case) in options.before_cases else None
+                return built(str(case), folder, before, cores=cores)
+            finally:
+                shares.put(cores)
+
+        for case in cases:
+            builds[case] = pool.submit(build_on_a_share, case)
     ways: dict[str, Any] = {}
     for case, build_of in builds.items():
         if error := build_of.exception():
@@ -187,7 +207,7 @@ def prepared(cases: Sequence[Case], folder: Path, options: argparse.Namespace, e
             continue
         files = build_of.result()
         ways[str(case)] = {ONE: (files[""], False), EARLY: (files[""], True)}
-        if options.before:
+        if "before" in files:
             ways[str(case)][BEFORE] = files["before"], True
     for each in (peer for several in peers.values() for peer in several):
         each.wait(ends)
@@ -252,11 +272,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["resnet50:1:float16", "mobilenet_v2:1:float16"], metavar="N:B:F")
     parser.add_argument("--networks", help="names with commas between them, at batch 1 in float16, instead of --cases")
     parser.add_argument("--before", metavar="FOLDER", help="an older installed version")
+    parser.add_argument(
+        "--before-cases", nargs="+", metavar="N:B:F", help="that the older version builds, too; default: all"
+    )
     parser.add_argument("--tune", type=float, default=0.0, help="seconds for each network; default: no tuned one takes part")
     parser.add_argument("--layers", type=int, default=8, help="that are tuned")
     parser.add_argument("--compile", action="store_true", help="torch.compile takes part")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune takes part")
-    parser.add_argument("--at-once", type=int, default=1, help="networks that are built at the same time")
+    parser.add_argument("--at-once", type=int, default=1, help="networks that are built at the same time, each on its cores")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds until all must be built and compiled")
     parser.add_argument("--replays", type=int, default=2000)
     parser.add_argument("--loads", type=int, default=5, help="how often each network is loaded")

@@ -176,7 +176,9 @@ def derived_quantities(
         serial = fill + q["block_steps"] * np.maximum(load_alone, multiply) + store
         # Loads of a persistent block's next tile go on while this one is stored, and so, in turn, does multiplying.
         tensor = q["block_steps"] * multiply
-        overlapped = np.maximum(q["block_steps"] * load_alone, np.maximum(tensor, (tensor + store) / q["turns"]))
+        again = np.where(q["turns"] == 1, card.staged_again_cycles, 0) if out_bytes == 1 else 0
+        turn = (tensor + store + again) / q["turns"]
+        overlapped = np.maximum(q["block_steps"] * load_alone, np.maximum(tensor, turn))
         persistent = q["persistent"]
         alone = -(-blocks // neighbours) * np.where(persistent, overlapped, serial)
         alone = alone + np.where(persistent, fill + store, 0)

@@ -105,6 +105,8 @@ class Machine:
         idle_sms: multiprocessors that clusters of 4 or 8 leave idle: a cluster must fit in a group (GPC) of 16 or 18.
         shared_bytes_per_cycle: rate of shared memory.
         requantised_per_cycle: 8-bit results that are requantised: 128 threads issue an instruction, and each takes seven.
+        staged_again_cycles: until a group of a persistent block can stage its next tile of 8-bit results. 14x14x256 -> 1024
+            took 2.84 µs in a chain where a group had two tiles, 7x7x512 -> 2048 with one 2.23; predicted were the same.
         stored_row_cycles: of a row of 8-bit results, of up to 128 bytes, that TMA stores: 32x56x56x64 -> 256 took 69, 38 and
             24 µs with rows of 16, 32 and 64 bytes.
         im2col, halo, stem: constants of one template's prediction. They were fitted one after the other, so quantities of
@@ -119,6 +121,7 @@ class Machine:
     idle_sms: int
     shared_bytes_per_cycle: int
     requantised_per_cycle: float
+    staged_again_cycles: int
     stored_row_cycles: float
     im2col: Im2colFit
     halo: HaloFit
@@ -134,6 +137,7 @@ MACHINES: Mapping[str, Machine] = {
         idle_sms=8,
         shared_bytes_per_cycle=128,
         requantised_per_cycle=18,
+        staged_again_cycles=400,
         stored_row_cycles=10,
         # 4000 configurations of 75 layers from 7x7 to 300x300 pixels, and 1000 with split tiles of 13 layers. The
         # configuration that it would choose among the measured ones of a layer takes 1.04 to 1.05 times the fastest's time.

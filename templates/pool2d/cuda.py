@@ -24,6 +24,7 @@ SPLITS = (1, 2, 4, 8, 16, 32)
 THREADS = (64, 128, 256, 512)
 _MANY_TAPS = 16  # windows that threads may share
 _BUSY_THREADS = 1024  # of a multiprocessor, to hide the latency of memory
+_FEW = 8  # elements of a thread if the device is not busy: with 16, 1x112x112x64 gives a multiprocessor three warps
 _WINDOW_THREADS = 1024  # of a multiprocessor, if each has few pixels: up to 64 registers
 _SHARED_BYTES = 48 << 10
 _MOST_SPAN = 32  # columns of x of a thread, which the compiler unrolls
@@ -74,13 +75,15 @@ class Pool2dCuda(Template[Pool2dParams]):
         return ConfigSpace(knobs, rules, derived)
 
     def default(self, workload: Workload[Pool2dParams], target: Target, space: ConfigSpace) -> Config:
-        """The widest loads. Threads share large windows until the device is busy; else they have two pixels where windows
-        overlap, and as many rows where each row is part of three windows.
+        """The widest loads, of at most eight elements if threads are few. Threads share large windows until the device is
+        busy; else they have two pixels where windows overlap, and as many rows where each row is part of three windows.
         """
         p = workload.params
         values = space.values
         vector = values["vector"][-1]
         busy, taps = target.sms * _BUSY_THREADS, p.r * p.s
+        if vector > _FEW and Pool.of(workload, vector).items(1) < busy:
+            vector = _FEW
         pool = Pool.of(workload, vector)
         wanted = SPLITS[-1] if pool.vectors == 1 else -(-busy // pool.items(1))  # neighbours in memory, side by side
         splits = max(n for n in values["splits"] if n == 1 or (n < 2 * wanted and 2 * n <= taps))
