@@ -46,19 +46,22 @@ from network_cases import Case, network_of
 from replays import Captured, drawn, turns_us
 
 ONE, EARLY, BEFORE, TUNED = "one after another", "early", "before, early", "tuned"
+CALLS_RUNS = 40  # in which each call is timed alone
 PEERS = {"torch.compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
-def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int) -> dict[str, Any]:
+def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int, with_calls: bool = False) -> dict[str, Any]:
     """Microseconds of a replay of each way, load by load, and how many replays differ from those one after another.
 
     Args:
         ways: name -> file, and whether its kernels begin early. The first is one after another. The file of `TUNED` has
             other kernels, whose results are not compared.
+        with_calls: also what each call of `EARLY` takes alone, as (label, microseconds).
     """
     import torch
 
     times: dict[str, list[float]] = {name: [] for name in ways}
+    calls: list[tuple[str, float]] = []
     first_name, *others = ways
     differing = {name: 0 for name in others if name != TUNED}
     for load in range(loads):
@@ -73,8 +76,14 @@ def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int) -> di
                 differing[name] += not same
         for name, us in turns_us({name: each.graph.replay for name, each in loaded.items()}).items():
             times[name].append(us)
-            loaded[name].close()
-    return {**{name: statistics.median(some) for name, some in times.items()}, "loads": times, "differing": differing}
+        if with_calls and not load:
+            net = loaded[EARLY].net
+            alone_ns = net.measure(CALLS_RUNS).calls_ns
+            calls = [(call.label, time_ns / 1e3) for call, time_ns in zip(net.program.calls, alone_ns, strict=True)]
+        for each in loaded.values():
+            each.close()
+    medians = {name: statistics.median(some) for name, some in times.items()}
+    return {**medians, "loads": times, "differing": differing, **({"calls": calls} if calls else {})}
 
 
 # ---- builds and peers, each in a process of its own
@@ -243,12 +252,12 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
                 row["failed"] = ways[case]
             else:
                 try:
-                    row |= measured(ways[case], options.replays, options.loads)
+                    row |= measured(ways[case], options.replays, options.loads, options.calls)
                 except Exception:  # other networks go on
                     row["failed"] = traceback.format_exc()[-600:]
             slowed = os.environ.get("SCHEDSEARCH_SLOW_BLOCKS", "")
             common.write(options.out, {"command": command, "slow_ns": slowed, "rows": rows})
-            print({key: value for key, value in row.items() if key != "loads"}, flush=True)
+            print({key: value for key, value in row.items() if key not in ("loads", "calls")}, flush=True)
     return rows
 
 
@@ -283,6 +292,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds until all must be built and compiled")
     parser.add_argument("--replays", type=int, default=2000)
     parser.add_argument("--loads", type=int, default=5, help="how often each network is loaded")
+    parser.add_argument("--calls", action="store_true", help="keep what each kernel call takes alone, too")
     parser.add_argument("--add", action="store_true", help="keep the other networks that the file of --out has")
     parser.add_argument("--out")
     parser.add_argument("--build", nargs=4, help=argparse.SUPPRESS)
