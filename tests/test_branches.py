@@ -165,7 +165,7 @@ def test_small_kernels_of_two_branches_run_side_by_side(blocks: int) -> None:
         ("h100", SMS, 3 * 1000 + 2 * 1000 * 1.6),
         ("h100", SMS // 2, 3 * 1000 + 2 * 1000 * 1.3),
         ("h100", MOST, 7 * 1000),  # a chain
-        ("h200", SMS, 3 * 1000 + 2 * 1000 * 1.6 + 1100),  # y waits for two, so it cannot begin early
+        ("h200", SMS, 3 * 1000 + 2 * 1000 * 1.6 + 1100),  # y waits for two
     ],
 )
 def test_the_predicted_time_counts_calls_side_by_side_together(card: str, blocks: int, predicted_ns: float) -> None:

@@ -2,8 +2,7 @@
 
 A call begins when the calls that it waits for have ended (`branches.Order`). Calls that run side by side slow one another
 down: each runs at 1 / (1 + SLOWED * blocks) of its speed alone, where `blocks` are those of the others for each
-multiprocessor. A call that waits for several cannot begin early, and takes `JOINED_NS` longer than its time, which is that
-of a call which does.
+multiprocessor. A call that waits for several takes `JOINED_NS` longer than its time, which is that of a call in a chain.
 
 See docs/decisions/376-predictions-know-branches.md.
 """
@@ -19,7 +18,7 @@ SLOWED = 0.6
 0.5 to 4 blocks (benchmarks/results/branches_h200.json): the eight predictions are within 3.5 % of the measured times."""
 
 JOINED_NS: Mapping[str, float] = {"NVIDIA H200": 1100.0}  # by the words of a target's key
-"""Cards that are missing lose nothing: nothing is known to be saved there by an early launch either."""
+"""Cards that are missing lose nothing: nothing is known to be saved in a chain there either."""
 
 
 def span_ns(order: Order, times_ns: Sequence[float], blocks: Sequence[int | None], target: str, sms: int) -> float:
