@@ -13,6 +13,7 @@ from tensor_memory_emulator import TensorEmulator
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.target import PRESETS
+from schedsearch.template import load_templates
 from schedsearch.templates.conv2d import tcgen05
 from schedsearch.templates.parts import tensor_memory
 from schedsearch.templates.parts.tensor_memory import Product
@@ -121,6 +122,11 @@ def test_every_default_is_legal(card: str) -> None:
         space = TEMPLATE.space(workload, target)
         assert space.check(TEMPLATE.default(workload, target, space)) == []
         assert TEMPLATE.kernel(workload, target, TEMPLATE.default(workload, target, space)).arch == f"{target.architecture}a"
+
+
+def test_without_records_a_template_that_cards_have_run_comes_first() -> None:
+    workload = Workload.conv2d(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1)
+    assert [each.name for each in load_templates().matching(workload, B200)] == ["conv2d_mma", TEMPLATE.name]
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ BUILT_IN = {
     "conv2d_few_outputs": "schedsearch.templates.conv2d.few_outputs:Conv2dFewOutputs",
     "conv2d_reordered": "schedsearch.templates.conv2d.reordered:Conv2dReordered",
     "conv2d_packed": "schedsearch.templates.conv2d.packed:Conv2dPacked",
-    "conv2d_tcgen05": "schedsearch.templates.conv2d.tcgen05:Conv2dTcgen05",
     "conv2d_mma": "schedsearch.templates.conv2d.mma:Conv2dMma",
     "conv2d_simt": "schedsearch.templates.conv2d.simt:Conv2dSimt",
+    "conv2d_tcgen05": "schedsearch.templates.conv2d.tcgen05:Conv2dTcgen05",  # behind those that cards have run
     "conv2d_cpu": "schedsearch.templates.conv2d.cpu:Conv2dCpu",
     "conv2d_cpu_int8": "schedsearch.templates.conv2d.cpu_int8:Conv2dCpuInt8",
     "data_movement_cuda": "schedsearch.templates.data_movement.cuda:DataMovementCuda",
