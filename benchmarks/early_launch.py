@@ -13,8 +13,8 @@ take turns. The table has the median over the loads of the median group: where w
 `--before` is a folder that holds an older installed schedsearch (`pip install --no-deps --target`). Its build of the same
 file is loaded by this version and takes part. `--tune` adds the network after its longest `--layers` layers were tuned in a
 chain for so many seconds. `--compile` and `--autotune` add networks in fp16 by torch.compile in its default mode, and by
-max-autotune, in a CUDA graph. First all networks are built, `--at-once` at a time, while PyTorch compiles; what it has not
-compiled after `--limit` seconds does not take part. Then all are timed, while nothing else runs.
+max-autotune, in a CUDA graph. First all networks are built, `--at-once` at a time, while PyTorch compiles; what is not
+built or compiled after `--limit` seconds does not take part. Then all are timed, while nothing else runs.
 
 `--add` keeps the rows of other networks that the file has, so that several runs fill it. With SCHEDSEARCH_SLOW_BLOCKS the
 blocks of all kernels wait for random times of up to so many nanoseconds: the times then say nothing, but kernels meet in
@@ -27,6 +27,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import json
+import math
 import os
 import queue
 import select
@@ -152,17 +153,27 @@ class Peer:
         return {self.name: json.loads(out.strip().splitlines()[-1])}
 
     def close(self) -> None:
-        """Ends the process, with those that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        end(self._process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends a process, with those that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 def built(
-    case: str, folder: Path, before: str | None, tune_s: float = 0.0, layers: int = 0, cores: Sequence[int] = ()
+    case: str,
+    folder: Path,
+    before: str | None,
+    tune_s: float = 0.0,
+    layers: int = 0,
+    cores: Sequence[int] = (),
+    ends: float = math.inf,
 ) -> dict[str, Path]:
     """Files of the network, by the version that builds them: "", and "before". Both use all `cores` at the same time; none
-    given: all that there are."""
+    given: all that there are. Raises RuntimeError if one is not built, or not until `ends`, by `time.monotonic`."""
     trees = {"": None, **({"before": before} if before else {})}
     files = {}
     processes = []
@@ -177,10 +188,16 @@ def built(
         if tree:  # machine code of this version must not serve for that one
             environment["SCHEDSEARCH_BUILD_CACHE"] = str(own / "cache")
         command = [sys.executable, __file__, "--build", case, str(files[name]), str(tune_s), str(layers)]
-        processes.append(subprocess.Popen(command, env=environment))
+        processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
         if cores:  # before it starts compilers
             os.sched_setaffinity(processes[-1].pid, cores)
-    codes = [process.wait() for process in processes]
+    try:
+        left_s = None if ends == math.inf else max(0.1, ends - time.monotonic())
+        codes = [process.wait(left_s) for process in processes]
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            end(process)
+        raise RuntimeError(f"{case} was not built in time") from None
     if any(codes):
         raise RuntimeError(f"{case} was not built")
     return files
@@ -203,7 +220,7 @@ def prepared(cases: Sequence[Case], folder: Path, options: argparse.Namespace, e
             cores = shares.get()
             try:
                 before = options.before if options.before_cases is None or str(case) in options.before_cases else None
-                return built(str(case), folder, before, cores=cores)
+                return built(str(case), folder, before, cores=cores, ends=ends)
             finally:
                 shares.put(cores)
 
