@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,7 @@ def ship(store: Store, folder: str | Path, target: str, who: str) -> dict[str, A
     path = Path(folder) / file_name(target)
     entries = {each.task: each for each in found.entries}
     try:
-        with replacement(path, keep_unless_deploy) as temporary:
+        with _alone_in(path.parent), replacement(path, keep_unless_deploy) as temporary:
             before = _before(path, set(entries))
             with contextlib.closing(SqliteDatabase(temporary, create=True, readonly=False)) as database:
                 _write(database, entries, before, who)
@@ -100,6 +102,18 @@ def shipped_ids(folder: str | Path, target: str, mode: str, versions: Mapping[st
         for row in rows
         if (row.target_key, row.mode) == (target, mode) and versions.get(row.template) == row.template_version
     }
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Waits until no other process writes shipped records there: two cards of one kind may be tuned at once, and each run
+    keeps what the file has."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)  # frees the lock
 
 
 class _Before:

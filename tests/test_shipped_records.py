@@ -6,6 +6,7 @@ import contextlib
 import json
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -290,6 +291,23 @@ def test_shipping_again_keeps_what_the_file_has_of_other_tasks(tmp_path: Path, m
         row = shipped.exact(workload.id, H200, COLD_GRAPH)
         assert row is not None and shipped.gain(row.workload_id, row.mode) == 2
     assert shipped.manifest["records"] == 2
+
+
+def test_two_who_ship_for_one_kind_of_card_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Two H200s of a machine, each tuned with a database of its own."""
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+
+    def tune_and_ship(number: int) -> None:
+        for turn in range(6):
+            with Store.open(tmp_path / f"{number}-{turn}.db") as store:
+                raced(store, 500.0, 1000.0, workload=conv(k=8 * (2 * turn + number + 1)))
+                ship(store, tuned, H200, f"card {number}")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(tune_and_ship, (0, 1)))
+    with Lookup(tuned / file_name(H200)) as lookup:
+        assert len(lookup.bests()) == 12
 
 
 def test_a_file_that_is_too_large_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

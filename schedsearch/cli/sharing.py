@@ -137,11 +137,15 @@ def diff(one: str, other: str, everything: bool, as_json: bool) -> None:
     if as_json:
         render.echo_json(found.to_json())
         return
+    shown = [each for each in found.rows if everything or each.verdict != "the same"]
+    several = len({each.mode for each in found.rows}) > 1  # then a layer has a row for each
     rows = [
-        (each.label, each.target, each.verdict, "" if each.ratio is None else f"{each.ratio:.3f}", each.one, each.other)
-        for each in found.rows
-        if everything or each.verdict != "the same"
-    ]
+        (
+            f"{each.label} ({each.mode})" if several else each.label, each.target, each.verdict,
+            "" if each.ratio is None else f"{each.ratio:.3f}", each.one, each.other,
+        )
+        for each in shown
+    ]  # fmt: skip
     render.say(render.table(("workload", "target", "verdict", "B / A", "A", "B"), rows, right=("B / A",)))
     render.say(found.headline)
 
