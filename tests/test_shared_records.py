@@ -17,7 +17,7 @@ from records_support import A100, H100, H200, artifact, conv, record
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import NoRecordError, SchemaVersionError, UsageError
-from schedsearch.measurement import COLD_GRAPH, Anchor, Measurement, Outcome, Record
+from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, Anchor, Measurement, Outcome, Record
 from schedsearch.records.differences import differences, read_entries
 from schedsearch.records.entries import Entry, chosen, imported, merged
 from schedsearch.records.exchange import import_jsonl
@@ -385,6 +385,18 @@ def test_databases_shipped_records_and_pushed_files_compare(tmp_path: Path) -> N
         for other in files:
             found = differences(read_entries(one), read_entries(other))
             assert [(each.verdict, each.by, each.ratio) for each in found.rows] == [("the same", "gain", 1.0)] * 2
+
+
+def test_a_difference_names_the_mode_where_a_layer_has_several(tmp_path: Path) -> None:
+    cold = of_race(1000.0)
+    chained = replace(cold, measurement=replace(cold.measurement, mode=CHAIN_GRAPH))
+    for name, made in (("one.db", [cold]), ("other.db", [cold, chained])):
+        with Store.open(tmp_path / name) as store:
+            for each in made:
+                store.promote(store.append(each))
+    text = ok("records", "diff", tmp_path / "one.db", tmp_path / "other.db", "--all")
+    assert f"{cold.workload.label} ({COLD_GRAPH})" in text and f"{cold.workload.label} ({CHAIN_GRAPH})" in text
+    assert "(" not in ok("records", "diff", tmp_path / "one.db", tmp_path / "one.db", "--all").splitlines()[2]
 
 
 # ---- on this machine's CPU
