@@ -79,6 +79,7 @@ class Weights:
         self.filters = [found[f"{name}.weight"].astype(np.float16).transpose(0, 2, 3, 1) for name in names]
         self.biases = [found[f"{name}.bias"].astype(np.float16).astype(np.float32) for name in names]
         self._packed: dict[int, Any] = {}
+        self._exact: list[list[Any]] = []
 
     def packed(self, run: kernel.Run) -> Any:
         """The filters of all bottleneck blocks as the run reads them, on the GPU."""
@@ -94,16 +95,13 @@ class Weights:
         import torch
 
         y = x.permute(0, 3, 1, 2).double()
-        tensors = [
-            (
-                torch.from_numpy(f.astype(np.float64)).to(x.device).permute(0, 3, 1, 2),
-                torch.from_numpy(b).to(x.device).double(),
-            )
-            for f, b in zip(self.filters, self.biases)
-        ]
+        if not self._exact:
+            given = [(f.transpose(0, 3, 1, 2), b) for f, b in zip(self.filters, self.biases)]
+            tensors = [[torch.from_numpy(np.ascontiguousarray(each)).to(x.device) for each in pair] for pair in given]
+            self._exact = [[tensor.double() for tensor in pair] for pair in tensors]
         for number in range(0, LAYERS, 3):
             z = y
-            for at, (filters, bias) in enumerate(tensors[number : number + 3]):
+            for at, (filters, bias) in enumerate(self._exact[number : number + 3]):
                 z = torch.nn.functional.conv2d(z, filters, bias, padding=filters.shape[2] // 2)
                 z = torch.relu(z + y if at == 2 else z)
             y = z
