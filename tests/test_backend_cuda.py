@@ -142,7 +142,7 @@ def test_spilling_registers_is_rejected() -> None:
 
 @pytest.mark.gpu
 def test_resources_are_known_of_code_that_was_linked_before() -> None:
-    """Where there is a driver, nvJitLink may take code from the driver's cache, and then says nothing of registers and spills."""
+    """With a driver, nvJitLink may take code from the driver's cache, and then says nothing of registers and spills."""
     first, second = (compile_source(source(simple, (Pointer("y"), Int32(5))), H200).resources for _ in range(2))
     assert first == second and first.registers > 0
     test_spilling_registers_is_rejected()

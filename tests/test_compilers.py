@@ -88,7 +88,9 @@ def test_a_compiler_that_cannot_be_used_is_named_with_the_remedy(
 def test_a_record_of_the_other_compiler_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, BOTH)
     recorded = {"numba-cuda-mlir": "0.6.0", "driver": "580.65"}
-    assert other_versions("cuda", recorded) == ["numba-cuda-mlir 0.6.0 (now numba-cuda 0.30.4)"]
+    assert other_versions("cuda", recorded) == [
+        "numba-cuda-mlir 0.6.0 (now numba-cuda 0.30.4; SCHEDSEARCH_COMPILER=numba-cuda-mlir takes the other)"
+    ]
     assert other_versions("cuda", {"numba-cuda": "0.30.3"}) == ["numba-cuda 0.30.3 (now 0.30.4)"]
     assert other_versions("cuda", toolchain("cuda")) == []
 

@@ -53,7 +53,7 @@ def other_versions(kind: Literal["cuda", "cpu"], made_by: Mapping[str, str], her
         made_by: as `toolchain` returned it there. Packages that do not shape machine code are passed over.
         here: begins what is said of this process.
     """
-    from schedsearch.backend.compilers import COMPILERS
+    from schedsearch.backend.compilers import COMPILERS, ENVIRONMENT_VARIABLE
 
     own = toolchain(kind)
     other = [
@@ -61,5 +61,6 @@ def other_versions(kind: Literal["cuda", "cpu"], made_by: Mapping[str, str], her
     ]
     if kind == "cuda" and not COMPILERS.keys() & own.keys() & made_by.keys():
         names = [f"{name} {found[name]}" for found in (made_by, own) for name in COMPILERS if name in found]
-        other += [f"{names[0]} ({here} {names[1]})"] if len(names) == 2 else []
+        asked = next((f"{ENVIRONMENT_VARIABLE}={name}" for name in COMPILERS if name in made_by), "")
+        other += [f"{names[0]} ({here} {names[1]}; {asked} takes the other)"] if len(names) == 2 else []
     return other

@@ -37,7 +37,7 @@ def compile_kept(source: KernelSource, target: Target) -> BuildResult:
     limits = target.shared_bytes_per_block, target.registers_per_sm, source.may_spill
     try:
         key = digest(
-            "machine code without known faults",
+            "machine code with its resources, without known faults",
             plan.to_json(),
             source.steps,
             limits,

@@ -95,11 +95,17 @@ def ptx_of(
     with lock, for_device(cc), named("numba_cuda_mlir.lowering_utilities.context.get_context")():
         wanted = {"chip": chip, "launch_bounds": launch_bounds, "opt_level": 3, "fastmath": fastmath}
         module = _module(function, argument_types, wanted, compiler_class)
-        text = named("numba_cuda_mlir.mlir_optimization._call_llvm70_capi")(module, {"chip": chip}, gen_llvmir=True)
-        nvvm: Any = importlib.import_module("numba_cuda_mlir.numba_cuda.cudadrv.nvvm")
-        options = {"opt": 3, "arch": f"compute_{cc[0]}{cc[1]}", **options}
-        text = _accepted(text.decode(), nvvm._get_datalayout()).encode()
-        ptx: bytes = named("numba_cuda_mlir.mlir_optimization._compile_to_ptx")(text, chip[3:], nvvm.LibDevice(), options)
+        return _nvvm(module, cc, options)
+
+
+def _nvvm(module: Any, cc: tuple[int, int], options: Mapping[str, object]) -> str:
+    """The PTX of a lowered module."""
+    chip = f"sm_{cc[0]}{cc[1]}"
+    text = named("numba_cuda_mlir.mlir_optimization._call_llvm70_capi")(module, {"chip": chip}, gen_llvmir=True)
+    nvvm: Any = importlib.import_module("numba_cuda_mlir.numba_cuda.cudadrv.nvvm")
+    options = {"opt": 3, "arch": f"compute_{cc[0]}{cc[1]}", **options}
+    text = _accepted(text.decode(), nvvm._get_datalayout()).encode()
+    ptx: bytes = named("numba_cuda_mlir.mlir_optimization._compile_to_ptx")(text, chip[3:], nvvm.LibDevice(), options)
     return ptx.decode().strip("\0").strip()
 
 
@@ -113,7 +119,7 @@ def _accepted(text: str, layout: str) -> str:
     text = re.sub(r'(?m)^target datalayout = ".*"$', f'target datalayout = "{layout}"', text)
     text = re.sub(r"(?m)^(@.* addrspace\(3\) global .*) zeroinitializer\b", r"\1 undef", text)
     text = text.replace(" addrspace(1)*", "*")
-    text = re.sub(r"(?m)= addrspacecast (\S+\*) (\S+) to \1$", r"= bitcast \1 \2 to \1", text)
+    text = re.sub(r"(?m)= addrspacecast ([^%@\n]+\*) (\S+) to \1$", r"= bitcast \1 \2 to \1", text)
     text, count = re.subn(rf"(?m)^(.* asm .*){re.escape(CONVERGENT)}(.*\))$", r"\1\2 #0", text)
     return f"{text}\nattributes #0 = {{ convergent }}\n" if count else text
 

@@ -100,11 +100,16 @@ class Conv2dMma(Template[Conv2dParams]):
             lambda tile: tile.bm * tile.bn + 64 * (tile.bm + tile.bn),
         )
         bm, bn = tiling.bm, tiling.bn
+        budget = target.shared_bytes_per_sm // 2 - 1024  # two blocks share an SM
         if gemm.piece_x < chunk or gemm.c % (4 * unit):
             bk = unit if gemm.depth <= unit else 2 * unit
         else:
             long = bm * bn <= 64 * 32 and gemm.depth >= 64 * unit
-            bk = 8 * unit if long else 4 * unit if bm * bn < 128 * 128 else 2 * unit
+            # Of a larger tile, long steps halve the barriers, if two stages of them fit.
+            deep = 64 * 128 <= bm * bn < 128 * 128 and gemm.c % (8 * unit) == 0 and gemm.depth >= 64 * unit
+            deep = deep and gemm.mma.registers_per_word == 1
+            deep = deep and shared_bytes(bm, bn, 8 * unit * element_bytes, 2, 1) <= budget
+            bk = 8 * unit if long or deep else 4 * unit if bm * bn < 128 * 128 else 2 * unit
         if gemm.piece_x == chunk:
             large = bm * bn >= 128 * 64 and gemm.mma.registers_per_word < 4
             wm, wn = min(bm, 64 if large else 32), min(bn, 32)
@@ -116,7 +121,6 @@ class Conv2dMma(Template[Conv2dParams]):
         slices = max(
             s for s in (1, 2, 4) if s == 1 or (bm * bn <= 64 * 64 and s * warps <= 8 and unit * s <= bk and steps >= 8)
         )
-        budget = target.shared_bytes_per_sm // 2 - 1024  # two blocks share an SM
         row_bytes = bk * element_bytes
         stages = max(
             s for s in (2, 3, 4, 5) if s == 2 or (s <= steps + 1 and shared_bytes(bm, bn, row_bytes, s, slices) <= budget)
