@@ -258,10 +258,14 @@ def pull(
     records = [
         replace(entry.record, source=origin)
         for entry, origin in found.values()
-        if entry.record is not None and (entry.task not in own or better(entry, own[entry.task]))
+        if entry.record is not None and (entry.task not in own or _is_better(entry, own[entry.task]))
     ]
     report = exchange.add_records(store, records, source=str(path)) if records else exchange.Report()
     return PullReport(files, report.records_added, total - report.records_added, tuple(problems))
+
+
+def _is_better(entry: Entry, own: Entry) -> bool:
+    return not entry.same_kernel(own) and better(entry, own)
 
 
 def _read_all(folder: Path, problems: list[str]) -> Iterator[Pushed]:
