@@ -4,6 +4,7 @@
     python benchmarks/depthwise.py --suite others --direction grad_weight --dtype float32
     python benchmarks/depthwise.py --batch 32 --limit 8 --trials 16    the first 8 of the chosen layers
     python benchmarks/depthwise.py --trials 0                          the defaults, without tuning
+    python benchmarks/depthwise.py --suite random --trials 0           40 layers that a generator draws
 
 Needs a CUDA device and PyTorch. Each layer is tuned, then timed cold in a CUDA graph: all operands rotate over sets that
 together exceed 2.5x L2. PyTorch's variants are cuDNN (in benchmark mode, and forced for forward) and its native kernels, in
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +36,8 @@ OTHERS = [  # 5x5 layers of EfficientNet-B0 and MobileNetV3, and dilated ones
     (512, 28, 3, 1, 4, 4), (512, 28, 5, 1, 4, 2),
 ]  # fmt: skip
 SUITES = {"mobilenet": MOBILENET_V1, "others": OTHERS}
+RANDOM = 40  # layers
+MOST_BYTES = 400 << 20  # of a random layer
 DIRECTIONS, DTYPES, LAYOUTS = ("forward", "grad_input", "grad_weight"), ("float16", "float32"), ("NHWC", "NCHW")
 BATCHES = (1, 32, 128)
 HEADER = ("layer", "us", "PyTorch us", "faster", "copy us", "of a copy", "variant")
@@ -42,7 +46,7 @@ RTOL = {"float32": 1e-4, "float16": 2e-2}  # of the largest element; sums of dw 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", nargs="+", default=list(SUITES), choices=SUITES, help="layers")
+    parser.add_argument("--suite", nargs="+", default=list(SUITES), choices=(*SUITES, "random"), help="layers")
     parser.add_argument("--direction", nargs="+", default=list(DIRECTIONS), choices=DIRECTIONS)
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--layout", nargs="+", default=list(LAYOUTS), choices=LAYOUTS)
@@ -50,6 +54,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[""], help="layers whose label contains one of these strings")
     parser.add_argument("--every", type=int, default=1, help="each n-th of the chosen layers")
     parser.add_argument("--limit", type=int, help="at most so many layers")
+    parser.add_argument("--seed", type=int, default=1, help="of the random layers")
     parser.add_argument("--trials", type=int, default=64, help="trials of a layer; 0: the default configuration")
     parser.add_argument("--template", help="tune with this template only; --trials 1 times its default")
     parser.add_argument("--time", type=float, help="seconds, after which no further layer begins")
@@ -63,10 +68,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def chosen(options: argparse.Namespace) -> list[schedsearch.Workload]:
     """The layers that the options select."""
-    found = []
-    for direction, dtype, layout, suite in itertools.product(
-        options.direction, options.dtype, options.layout, options.suite
-    ):
+    found = drawn(options) if "random" in options.suite else []
+    suites = [suite for suite in options.suite if suite in SUITES]
+    for direction, dtype, layout, suite in itertools.product(options.direction, options.dtype, options.layout, suites):
         for batch in options.batch if suite == "mobilenet" else [n for n in options.batch if n == 32]:
             for c, size, kernel, stride, padding, dilation in SUITES[suite]:
                 found.append(
@@ -77,6 +81,24 @@ def chosen(options: argparse.Namespace) -> list[schedsearch.Workload]:
                 )  # fmt: skip
     found = [workload for workload in found if any(text in workload.label for text in options.only)]
     return found[:: options.every][: options.limit]
+
+
+def drawn(options: argparse.Namespace) -> list[schedsearch.Workload]:
+    """Layers from 3x3 to 7x7 with strides, dilations, all directions, formats and layouts, and batches of 1 to 128."""
+    draw = random.Random(options.seed)
+    found: list[schedsearch.Workload] = []
+    while len(found) < RANDOM:
+        kernel, size = draw.choice((3, 3, 5, 7)), draw.choice((7, 14, 19, 28, 33, 56, 75, 112))
+        stride, dilation = draw.choice(((1, 1), (1, 1), (2, 1), (1, 2)))
+        n, c = draw.choice((1, 8, 32, 128)), draw.choice((24, 58, 96, 128, 240, 512, 1024))
+        workload = schedsearch.depthwise_conv2d(
+            n=n, c=c, h=size, w=size, r=kernel, s=kernel, stride=stride, padding=dilation * (kernel // 2),
+            dilation=dilation, direction=draw.choice(options.direction), dtype=draw.choice(options.dtype),
+            layout=draw.choice(options.layout),
+        )  # fmt: skip
+        if workload.min_bytes <= MOST_BYTES:
+            found.append(workload)
+    return found
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -151,7 +173,7 @@ def fastest_torch(workload: schedsearch.Workload, sets: Sequence[Sequence[Any]])
     return times[best], best
 
 
-def compare(workload: schedsearch.Workload, options: argparse.Namespace, l2_bytes: int) -> dict[str, Any]:
+def compare(workload: schedsearch.Workload, kernels: schedsearch.KernelCache, l2_bytes: int) -> dict[str, Any]:
     """Times of our kernel, of PyTorch's fastest variant and of a copy. Raises AssertionError if our result is wrong."""
     import torch
 
@@ -168,8 +190,7 @@ def compare(workload: schedsearch.Workload, options: argparse.Namespace, l2_byte
         [torch.randn(shape, device="cuda", dtype=dtype).contiguous(memory_format=form) for shape in shapes]
         for _ in range(sets_count)
     ]
-    allow = ("exact",) if options.trials else ("default",)
-    kernel = schedsearch.compile(workload, options.db, target="cuda", allow=allow)
+    kernel = kernels.kernel(workload)
     names = [spec.name for spec in workload.signature]
     ours = [[dict(zip(("x", "weight", "dy"), tensors))[name] for name in names] for tensors in sets]
     plain = [[_in_memory_order(tensor, spec.axes) for tensor, spec in zip(row, workload.signature)] for row in ours]
@@ -186,6 +207,7 @@ def compare(workload: schedsearch.Workload, options: argparse.Namespace, l2_byte
     return {
         "label": workload.label, "nbytes": workload.min_bytes, "us": us, "torch_us": torch_us, "variant": variant,
         "copy_us": copy_us, "error": error, "flops": forward.flops, "config": dict(kernel.config),
+        "template": kernel.provenance.template, "leaves_l2": workload.min_bytes > l2_bytes,
     }  # fmt: skip
 
 
@@ -215,12 +237,15 @@ def main() -> None:
         if options.template:
             limit["templates"] = [options.template]
         schedsearch.tune(workloads, options.db, target="cuda", trials=options.trials, **limit)
+    allow = ("exact",) if options.trials else ("default",)
+    kernels = schedsearch.KernelCache(options.db, "cuda", allow=allow)
+    kernels.build_ahead(workloads)
     for workload in workloads:
         if options.time and time.perf_counter() - started > options.time:
             print(f"{len(workloads) - len(rows)} layers are left out: the time is over")
             break
         try:
-            rows.append(compare(workload, options, l2_bytes))
+            rows.append(compare(workload, kernels, l2_bytes))
         except SchedsearchError as error:
             print(f"{workload.label}: {error}")
             continue

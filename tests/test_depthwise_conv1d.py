@@ -198,7 +198,7 @@ def test_emulated_streams_are_the_definition(monkeypatch: pytest.MonkeyPatch, ca
         ROWS,
         workload,
         arrays,
-        Config(vector=4, ahead=ahead, length=4, lanes=8, threads=64, blocks_per_sm=1),
+        Config(vector=4, ahead=ahead, length=8, lanes=8, threads=64, blocks_per_sm=1),
         *MODULES,
     )
     assert_close(workload, found, truth(workload, arrays))

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from numba import cuda
 
 from schedsearch.ops.depthwise_conv1d import DepthwiseConv1dParams
-from schedsearch.templates.depthwise_conv1d.parts import gate, reader, writer
+from schedsearch.templates.depthwise_conv1d.parts import divided, gate, reader, writer
 from schedsearch.templates.parts.casts import f32, i32, i64, u32
 
 MOST_REREAD = 8  # taps, of which each output reads its inputs anew
@@ -85,20 +85,24 @@ def interleaved(p: DepthwiseConv1dParams) -> bool:
 def _item(p: DepthwiseConv1dParams, plan: AnyPlan) -> Callable[..., Any]:
     """`item(thread, block, across, runs, channels)`: (n, channel, first step) of a thread."""
     lanes, rows, length, dilation, last = plan.lanes, plan.rows, plan.length, p.dilation, p.layout == "NTC"
-    between = interleaved(p)
+    between, split = interleaved(p), divided()
 
     def item(thread: Any, block: Any, across: Any, runs: Any, channels: Any) -> Any:
-        lane, row = i32(thread % lanes), i32(block // across * rows + thread // lanes)
+        down, part = split(block, across)
+        row, lane = split(thread, lanes)
+        row = i32(down * rows + row)
         if between:
-            first = i32(block % across * (lanes * length) + lane)
-            return i32(row // channels), i32(row % channels), first
-        lane = i32(block % across * lanes + lane)
+            n, channel = split(row, channels)
+            return n, channel, i32(part * (lanes * length) + lane)
+        lane = i32(part * lanes + lane)
+        run, phase = split(row if last else lane, dilation)
+        n, run = split(run, runs)
+        first = i32(phase + run * (length * dilation))
         if last:
-            first = i32(row % dilation + row // dilation % runs * (length * dilation))
-            return i32(row // (runs * dilation)), lane, first
-        first = i32(lane % dilation + lane // dilation % runs * (length * dilation))
+            return n, lane, first
+        n, channel = split(row, channels)
         # a lane behind the last run has no channel
-        return i32(row // channels), i32(row % channels if lane < runs * dilation else channels), first
+        return n, i32(channel if lane < runs * dilation else channels), first
 
     return item
 
@@ -236,7 +240,7 @@ def weight_kernel(p: DepthwiseConv1dParams, plan: AnyPlan) -> Callable[..., None
     [split][group of taps][channels]: a block's sums of dw and db as parts[split][taps + 1][channels]."""
     lanes = plan.lanes if p.layout == "NTC" else 1
     rows, threads, taps, dilation, has_seq = plan.threads // lanes, plan.threads, p.taps, p.dilation, p.seq_idx
-    groups, held = -(-taps // TAPS_OF_BLOCK), TAPS_OF_BLOCK + 1
+    groups, held, divide = -(-taps // TAPS_OF_BLOCK), TAPS_OF_BLOCK + 1, divided()
     value, number, place = _value(p, p.dtype, p.initial_state), _number(p), _placer(p)
     read, write = reader("float32" if p.silu else p.dtype), writer("float32")
 
@@ -246,14 +250,16 @@ def weight_kernel(p: DepthwiseConv1dParams, plan: AnyPlan) -> Callable[..., None
         one = cuda.local.array(1, f32)
         sums = cuda.local.array(held, f32)
         thread, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
-        channel = i32(block % across * lanes + thread % lanes)
-        first_tap = i32(block // across % groups * TAPS_OF_BLOCK)
-        split = i32(block // across // groups)
+        down, part = divide(block, across)
+        row, lane = divide(thread, lanes)
+        channel = i32(part * lanes + lane)
+        split, group = divide(down, groups)
+        first_tap = i32(group * TAPS_OF_BLOCK)
         for i in range(held):
             sums[i] = f32(0)
         if channel < channels:
             for n in range(i32(0), batch, i32(1)):
-                for t in range(i32(split * rows + thread // lanes), t_out, i32(splits * rows)):
+                for t in range(i32(split * rows + row), t_out, i32(splits * rows)):
                     gradient = read(word, one, dz, place(n, channel, t, channels, t_out), 1)
                     own = number(word, one, seq, n, t, t_in)
                     for i in range(TAPS_OF_BLOCK):
@@ -270,8 +276,8 @@ def weight_kernel(p: DepthwiseConv1dParams, plan: AnyPlan) -> Callable[..., None
             wanted = (tap < taps) if i < TAPS_OF_BLOCK else (first_tap == 0)
             if (thread < lanes) & (channel < channels) & wanted:
                 total = partial[thread]
-                for row in range(1, rows):
-                    total = f32(total + partial[row * lanes + thread])
+                for other in range(1, rows):
+                    total = f32(total + partial[other * lanes + thread])
                 write(word, one, parts, i64((i64(split) * (taps + 1) + tap) * channels + channel), total)
             cuda.syncthreads()
 

@@ -18,7 +18,7 @@ from schedsearch.ops.depthwise_conv1d import DepthwiseConv1dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.depthwise_conv1d import cuda_lines_parts as lines
 from schedsearch.templates.depthwise_conv1d.cuda_lines_parts import Span
-from schedsearch.templates.depthwise_conv1d.parts import gate, writer
+from schedsearch.templates.depthwise_conv1d.parts import divided, gate, writer
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 
@@ -52,7 +52,7 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., No
     held = vector + reach
     numbers, filtered = lines.numbers_loader(p, left, held), lines.filtered_sum(p, span.before, left)
     element, write, has_final = lines.value(p, p.dtype, p.initial_state), writer(p.dtype), p.final_state
-    aligned, stride = lines.aligned(p.dtype), lanes * vector
+    aligned, stride, split = lines.aligned(p.dtype), lanes * vector, divided()
 
     def forward(x, weight, bias, initial, seq, y, final, channels, steps, count, across, chunks) -> None:  # type: ignore[no-untyped-def]
         words = cuda.local.array(all_words, u32)
@@ -64,12 +64,14 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., No
         sums = cuda.local.array(vector, f32)
         sequence = cuda.local.array(held, i32)
         thread, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
-        line = i32(block // across * rows + thread // lanes)
+        down, part = split(block, across)
+        row, lane = split(thread, lanes)
+        line = i32(down * rows + row)
         if line < count:
-            n, channel = i32(line // channels), i32(line % channels)
+            n, channel = split(line, channels)
             begin = i64(i64(line) * steps)
             x_at, y_at = u64(x + u64(begin * nbytes)), u64(y + u64(begin * nbytes))
-            place = i32(block % across * (chunks * ahead * lanes) + thread % lanes)
+            place = i32(part * (chunks * ahead * lanes) + lane)
             first = i32(place * vector - i32(begin % aligned))
             for i in range(ahead):
                 issue(words, i * span_words, x_at, i32(first + i * stride), steps, 1)
@@ -84,7 +86,7 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., No
                         total = filtered(weights, window, sequence, e, start)
                         sums[e] = f32(total * sigmoid(total)) if silu else total
                     put(results, word, one, sums, y_at, step, steps)
-            if has_final and (block % across == 0) & (thread % lanes == 0):
+            if has_final and (part == 0) & (lane == 0):
                 for i in range(i32(reach)):
                     last = element(word, one, x_at, initial, line, i32(steps - reach + i), steps)
                     write(word, one, final, i64(i64(line) * reach + i), last)
@@ -95,7 +97,7 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., No
 def _block_sums(plan: LinePlan, taps: int) -> Callable[..., None]:
     """`add_up(partial, word, one, sums, parts, thread, part, channel, channels)`: sums of a block's lines, to its part."""
     lanes, threads, count, write = plan.lanes, plan.threads, taps + 1, writer("float32")
-    levels = lanes.bit_length() - 1
+    levels, split = lanes.bit_length() - 1, divided()
 
     def add_up(
         partial: Any, word: Any, one: Any, sums: Any, parts: Any, thread: Any, part: Any, channel: Any, channels: Any
@@ -103,7 +105,7 @@ def _block_sums(plan: LinePlan, taps: int) -> Callable[..., None]:
         for i in range(count):
             partial[i * threads + thread] = sums[i]
         cuda.syncthreads()
-        lane = i32(thread % lanes)
+        _, lane = split(thread, lanes)
         for level in range(levels):
             width = i32(lanes >> (level + 1))
             if lane < width:
@@ -156,7 +158,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
     The halos of x and dy are wide enough to compute dz wherever a vector of dx reads it.
     """
     vector, lanes, rows, taps = plan.vector, plan.lanes, plan.rows, p.taps
-    reach, left, threads = p.reach, p.padding[0], plan.threads
+    reach, left, threads, divide = p.reach, p.padding[0], plan.threads, divided()
     right = reach - left
     span = Span.of(p.dtype, reach, vector, reach) if p.silu else Span.of(p.dtype, left, vector, right)
     given = Span.of(p.dtype, right, vector, left)
@@ -186,13 +188,16 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
         sums = cuda.local.array(sums_size, f32)
         sequence = cuda.local.array(held, i32)
         thread, block = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
-        channel, split = i32(block % across * rows + thread // lanes), i32(block // across)
+        split, part = divide(block, across)
+        row, lane = divide(thread, lanes)
+        channel = i32(part * rows + row)
         for i in range(sums_size):
             sums[i] = f32(0)
         if channel < channels:
             start = load_weights(word, one, weights, weight, bias, channel)
-            first, stride = i32(split // of_batch * lanes + thread % lanes), i32(of_lines * lanes)
-            n, place = i32(split % of_batch if first < of_line else batch), first
+            of_places, of_rows = divide(split, of_batch)
+            first, stride = i32(of_places * lanes + lane), i32(of_lines * lanes)
+            n, place = i32(of_rows if first < of_line else batch), first
             offset, step = locate(n, place, channel, channels, steps)
             issue(words, 0, u64(x + offset), step, steps, n < batch)
             issue_given(dy_words, 0, u64(dy + offset), step, steps, n < batch)

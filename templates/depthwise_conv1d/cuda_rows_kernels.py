@@ -16,7 +16,7 @@ from numba import cuda
 from schedsearch.ops.depthwise_conv1d import DepthwiseConv1dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.depthwise_conv1d import cuda_rows_parts as stream
-from schedsearch.templates.depthwise_conv1d.parts import gate, writer
+from schedsearch.templates.depthwise_conv1d.parts import divided, gate, writer
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
 
@@ -54,11 +54,12 @@ def runs_of(p: DepthwiseConv1dParams, length: int) -> int:
 
 def _placer(plan: RowPlan) -> Callable[..., Any]:
     """`place(thread, block, lane_blocks)`: a thread's first channel, and the number of its run."""
-    vector, lanes, rows = plan.vector, plan.lanes, plan.rows
+    vector, lanes, rows, split = plan.vector, plan.lanes, plan.rows, divided()
 
     def place(thread: Any, block: Any, lane_blocks: Any) -> Any:
-        channel = i32((block % lane_blocks * lanes + thread % lanes) * vector)
-        return channel, i32(block // lane_blocks * rows + thread // lanes)
+        down, across = split(block, lane_blocks)
+        row, lane = split(thread, lanes)
+        return i32(i32(across * lanes + lane) * vector), i32(down * rows + row)
 
     return place
 
@@ -91,7 +92,7 @@ def _head(p: DepthwiseConv1dParams, plan: RowPlan, lead: int) -> Callable[..., A
     exists."""
     vector, length, dilation, nbytes = plan.vector, plan.length, p.dilation, dtype_of(p.dtype).nbytes
     load_weights, load_bias = stream.weights_loader(p, vector), stream.bias_loader(p, vector)
-    begin, place = stream.beginning(p, vector), _placer(plan)
+    begin, place, split = stream.beginning(p, vector), _placer(plan), divided()
 
     def head(
         word: Any, other: Any, one_word: Any, one: Any, weights: Any, start: Any, window: Any, sequence: Any, x: Any,
@@ -99,8 +100,8 @@ def _head(p: DepthwiseConv1dParams, plan: RowPlan, lead: int) -> Callable[..., A
         runs: Any,
     ) -> Any:  # fmt: skip
         channel, item = place(i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), lane_blocks)
-        run, rest = i32(item % runs), i32(item // runs)
-        phase, n = i32(rest % dilation), i32(rest // dilation)
+        rest, run = split(item, runs)
+        n, phase = split(rest, dilation)
         first = i32(phase + (run * length - lead) * dilation)
         exists = (channel < channels) & (n < batch)
         if exists:
@@ -181,6 +182,22 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., Non
     return forward
 
 
+def _whole(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., Any]:
+    """`is_whole(m, begin, t_in, t_out, left, more)`: whether rows m and following of a run, of which y's first is `begin`,
+    have every product and a dx in x, and those that are loaded meanwhile are inside. They need no test."""
+    ahead, length, taps, dilation, reach, lost = plan.ahead, plan.length, p.taps, p.dilation, p.reach, p.final_state
+    chunk, kept = ahead * dilation, p.reach if lost else 0
+
+    def is_whole(m: Any, begin: Any, t_in: Any, t_out: Any, left: Any, more: Any) -> Any:
+        end = i32(begin + chunk)  # behind the last row, by a dilation
+        loaded = i32(end + chunk if more else end)
+        inside = (begin >= left) & (end - dilation < t_out) & (end - dilation - left < t_in - kept)
+        following = (loaded - dilation < t_out) & (loaded - dilation + reach - left < t_in)
+        return (m >= taps - 1) & (m + ahead <= length) & inside & following
+
+    return is_whole
+
+
 def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., None]:
     """The kernel (x, weight, bias, dy, initial, d_final, seq, dx, d_initial, parts, channels, t_in, t_out, left, batch,
     lane_blocks, runs). `parts` gets a block's sums of dw and db as [block of runs][taps + 1][channels].
@@ -198,6 +215,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
     chunks, load, unpack = -(-total_steps // ahead), vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
     fill_before, number_of = stream.before(p, vector), stream.sequence_numbers(p)
     threads, sums_size, move_numbers = plan.threads, (taps + 1) * vector, stream.moving(taps, ahead, 1)
+    pack, store, is_whole, split = vectors.pack(p.dtype, vector), vectors.store(p.dtype, vector), _whole(p, plan), divided()
     loaded, window_size, weights_size = words * ahead, held * vector, taps * vector
 
     def backward(  # type: ignore[no-untyped-def]
@@ -239,34 +257,53 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
                 load(dy_word, j * words, dy_at, (t >= 0) & (t < t_out))
                 from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
             for chunk in range(i32(chunks)):
-                for j in range(ahead):
-                    m = i32(chunk * ahead + j)
-                    t = i32(first + m * dilation)
-                    step = i32(t + reach - left)
-                    last = (taps - 1 + j) & mask
-                    unpack(word, j * words, window, last * vector)
-                    fill_before(one_word, one, window, last * vector, initial, n, channels, channel, step, 1)
-                    sequence[last] = number_of(one_word, seq, n, t_in, step, 1)
-                    unpack(dy_word, j * words, given, 0)
-                    after = i32(t + ahead * dilation)
-                    step = i32(after + reach - left)
-                    more = chunk + 1 < chunks
-                    load(word, j * words, from_at, (step >= 0) & (step < t_in) & more)
-                    load(dy_word, j * words, dy_at, (after >= 0) & (after < t_out) & more)
-                    from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
-                    inside = (t >= 0) & (t < t_out)
-                    take_back(given, dz, weights, window, sequence, j, start, inside)
-                    if m < length:
-                        add_products(sums, window, dz, sequence, j, inside)
-                    step = i32(t - left)
-                    if (m >= taps - 1) & (m < total_steps) & (step < t_in):
+                m, more = i32(chunk * ahead), i32(chunk + 1 < chunks)
+                begin = i32(first + m * dilation)
+                if is_whole(m, begin, t_in, t_out, left, more):
+                    to_at = u64(dx_at + u64(i32(begin - left) * row))
+                    for j in range(ahead):
+                        last = (taps - 1 + j) & mask
+                        unpack(word, j * words, window, last * vector)
+                        sequence[last] = number_of(one_word, seq, n, t_in, i32(begin + j * dilation + reach - left), 1)
+                        unpack(dy_word, j * words, given, 0)
+                        load(word, j * words, from_at, more)
+                        load(dy_word, j * words, dy_at, more)
+                        from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
+                        take_back(given, dz, weights, window, sequence, j, start, True)
+                        add_products(sums, window, dz, sequence, j)
                         for e in range(vector):
                             given[e] = spread(weights, dz, sequence, j, e)
-                        put(other, one_word, one, given, dx_at, d_initial, d_final, n, channels, channel, step, t_in)
+                        pack(given, 0, other, 0)
+                        store(other, 0, to_at)
+                        to_at = u64(to_at + stride)
+                else:
+                    for j in range(ahead):
+                        t = i32(begin + j * dilation)
+                        step = i32(t + reach - left)
+                        last = (taps - 1 + j) & mask
+                        unpack(word, j * words, window, last * vector)
+                        fill_before(one_word, one, window, last * vector, initial, n, channels, channel, step, 1)
+                        sequence[last] = number_of(one_word, seq, n, t_in, step, 1)
+                        unpack(dy_word, j * words, given, 0)
+                        after = i32(t + ahead * dilation)
+                        step = i32(after + reach - left)
+                        load(word, j * words, from_at, (step >= 0) & (step < t_in) & more)
+                        load(dy_word, j * words, dy_at, (after >= 0) & (after < t_out) & more)
+                        from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
+                        inside = (t >= 0) & (t < t_out)
+                        take_back(given, dz, weights, window, sequence, j, start, inside)
+                        if (m + j < length) & inside:
+                            add_products(sums, window, dz, sequence, j)
+                        step = i32(t - left)
+                        if (m + j >= taps - 1) & (m + j < total_steps) & (step < t_in):
+                            for e in range(vector):
+                                given[e] = spread(weights, dz, sequence, j, e)
+                            put(other, one_word, one, given, dx_at, d_initial, d_final, n, channels, channel, step, t_in)
                 move(window)
                 move(dz)
                 move_numbers(sequence)
-        part = i64(i64(i32(cuda.blockIdx.x) // lane_blocks) * (taps + 1))
+        part, _ = split(i32(cuda.blockIdx.x), lane_blocks)
+        part = i64(i64(part) * (taps + 1))
         add_up(partial, one_word, one, sums, parts, i32(cuda.threadIdx.x), part, channel, channels)
 
     return backward

@@ -172,18 +172,17 @@ def spread_sum(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[...
 
 
 def product_sums(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[..., None]:
-    """`add(sums, window, dz, sequence, row, inside)`: adds a step's products to sums[k * vector + e] of dw, and dz to those
-    of db behind them."""
+    """`add(sums, window, dz, sequence, row)`: adds the products of a step of y to sums[k * vector + e] of dw, and dz to
+    those of db behind them."""
     taps, has_seq = p.taps, p.seq_idx
 
-    def add(sums: Any, window: Any, dz: Any, sequence: Any, row: Any, inside: Any) -> None:
+    def add(sums: Any, window: Any, dz: Any, sequence: Any, row: Any) -> None:
         for e in range(vector):
             gradient = dz[((taps - 1 + row) & mask) * vector + e]
             for k in range(taps):
                 value = window[((row + k) & mask) * vector + e]
                 if has_seq:
                     value = value if sequence[(row + k) & mask] == sequence[(row + taps - 1) & mask] else f32(0)
-                value = value if inside else f32(0)
                 sums[k * vector + e] = f32(sums[k * vector + e] + f32(gradient * value))
             sums[taps * vector + e] = f32(sums[taps * vector + e] + gradient)
 

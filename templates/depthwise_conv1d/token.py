@@ -20,7 +20,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.depthwise_conv1d.parts import gate
+from schedsearch.templates.depthwise_conv1d.parts import divided, gate
 from schedsearch.templates.depthwise_conv1d.update import copy_of_states
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32, u64
@@ -117,7 +117,7 @@ def token_kernel(p: CausalConv1dUpdateParams, vector: int, of_thread: int, threa
     load_weight, unpack_weight = vectors.load(p.weight_dtype, weights_size), vectors.unpack(p.weight_dtype, weights_size)
     load_bias, unpack_bias = vectors.load(p.weight_dtype, vector), vectors.unpack(p.weight_dtype, vector)
     x_words, state_words = vectors.words_of(p.dtype, vector), vectors.words_of(p.dtype, states)
-    load_index = vectors.load("float32", 1)
+    load_index, split = vectors.load("float32", 1), divided()
     all_x, all_states = x_words * of_thread, state_words * of_thread
     weight_words, bias_words = vectors.words_of(p.weight_dtype, weights_size), vectors.words_of(p.weight_dtype, vector)
 
@@ -134,8 +134,9 @@ def token_kernel(p: CausalConv1dUpdateParams, vector: int, of_thread: int, threa
         moved = cuda.local.array(states, f32)
         row_of = cuda.local.array(of_thread, i32)
         item = i32(cuda.blockIdx.x * threads + cuda.threadIdx.x)
-        across = i32(channels // vector)
-        channel, first = i32(item % across * vector), i32(item // across * of_thread)
+        across, _ = split(channels, vector)
+        row_group, group = split(item, across)
+        channel, first = i32(group * vector), i32(row_group * of_thread)
         if first < batch:
             for r in range(of_thread):
                 n = i32(first + r)

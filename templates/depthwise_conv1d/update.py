@@ -20,7 +20,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import ConfigSpace, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.depthwise_conv1d.parts import gate, reader, writer
+from schedsearch.templates.depthwise_conv1d.parts import divided, gate, reader, writer
 from schedsearch.templates.own_kernel.copies import copy_on_cpu, copy_on_gpu
 from schedsearch.templates.parts import vectors
 from schedsearch.templates.parts.casts import f32, i32, i64, u32
@@ -121,14 +121,14 @@ def cuda_kernel(p: CausalConv1dUpdateParams, threads: int) -> Callable[..., None
     taps, has_indices, ring, has_bias, silu = p.taps, p.indices, p.positions, p.bias, p.silu
     read, read_weight, read_word, write = reader(p.dtype), reader(p.weight_dtype), reader("float32"), writer(p.dtype)
     unpack, last, sigmoid = vectors.unpack(p.dtype, 1), p.layout == "NTC", gate()
-    wide = p.dtype == "float32"
+    wide, split = p.dtype == "float32", divided()
 
     def update(x, weight, bias, indices, positions, y, state, batch, channels, steps, length, rows) -> None:  # type: ignore[no-untyped-def]
         word = cuda.local.array(1, u32)
         one = cuda.local.array(1, f32)
         item = i32(cuda.blockIdx.x * threads + cuda.threadIdx.x)
         if item < batch * channels:
-            n, c = i32(item // channels), i32(item % channels)
+            n, c = split(item, channels)
             row, position = n, i32(0)
             if has_indices:
                 read_word(word, one, indices, n, 1)
