@@ -61,6 +61,7 @@ OVER_TIME: dict[str, tuple[dict[str, Any], str, int, str]] = {
     "causal": (dict(kernel_shape=[4], pads=[3, 0]), "", 1, "depthwise_conv1d"),
     "dilated": (dict(kernel_shape=[3], pads=[1, 3], dilations=[2]), "", 1, "depthwise_conv1d"),
     "with another activation": (dict(kernel_shape=[3]), "Relu", 1, "depthwise_conv2d"),
+    "with x * Sigmoid(x)": (dict(kernel_shape=[4], pads=[3, 0]), "Sigmoid", 1, "depthwise_conv1d"),
     "with a stride": (dict(kernel_shape=[3], strides=[2]), "", 1, "depthwise_conv2d"),
     "with several outputs of a channel": (dict(kernel_shape=[3]), "", 2, "depthwise_conv2d"),
 }
@@ -74,7 +75,9 @@ def test_a_depthwise_convolution_may_be_one_over_time(name: str, layout: str) ->
     net = Net(2, 6, WIDTH)
     weights = net.weight("w", 6 * outputs, 1, *window["kernel_shape"]), net.weight("b", 6 * outputs)
     y = net.node("Conv", "x", *weights, group=6, **window)
-    if behind:
+    if behind == "Sigmoid":
+        net.node("Mul", net.node(behind, y), y)
+    elif behind:
         net.node(behind, y)
     model, x = net.model(), normal(*net.shape)
     network = lowered(model, layouts=(layout,), over_time=True)

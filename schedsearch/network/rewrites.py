@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,6 +36,7 @@ from schedsearch.network.compositions import (
     sums,
     volumes,
 )
+from schedsearch.network.compositions.composition import Rewrite
 from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
@@ -54,15 +56,20 @@ def rewrite_nodes(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     fold_filters(model)
+    _rewrite(model, list(model.graph), ACTIVATIONS)  # before views of images come between the nodes of one
     lift_rows(model)
     volumes.rewrite_volumes(model)
     seen: set[ir.Node] = set()
     while new := [node for node in model.graph if node not in seen]:
         seen.update(new)
-        for node in new:
-            if node.graph is not None and is_onnx(node) and (rewrite := REWRITES.get(node.op_type)) is not None:
-                rewrite(model, node)
+        _rewrite(model, new, REWRITES)
     RemoveUnusedNodesPass()(model)
+
+
+def _rewrite(model: ir.Model, nodes: Iterable[ir.Node], rewrites: Mapping[str, Rewrite]) -> None:
+    for node in nodes:
+        if node.graph is not None and is_onnx(node) and (rewrite := rewrites.get(node.op_type)) is not None:
+            rewrite(model, node)
 
 
 # --- Activations --------------------------------------------------------------------------------------------------------
@@ -166,9 +173,10 @@ def _quantise(model: ir.Model, node: ir.Node) -> None:
         )
 
 
-REWRITES = {
+ACTIVATIONS: Mapping[str, Rewrite] = {"Mul": _product, **gates.REWRITTEN}
+REWRITES: Mapping[str, Rewrite] = {
+    **ACTIVATIONS,
     "ConvTranspose": transposed_convolution,
-    "Mul": _product,
     "Gather": _gather,
     "Concat": _concat,
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view),
@@ -184,7 +192,6 @@ REWRITES = {
     **einsum.REWRITTEN,
     **rotary.REWRITTEN,
     **resizing.REWRITTEN,
-    **gates.REWRITTEN,
     **sampling.REWRITTEN,
     **spectra.REWRITTEN,
     **volumes.REWRITTEN,
