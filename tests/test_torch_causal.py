@@ -117,6 +117,17 @@ def test_it_compiles_without_a_break(tmp_path: Path) -> None:
                 torch.testing.assert_close(ours, theirs)
 
 
+def test_a_mistake_in_a_compiled_function_is_named() -> None:
+    with sst.use(None):
+        x, state, weight = tensors((1, 8), (1, 8, 4), (8, 4))
+        for run in (
+            lambda: sst.causal_conv1d(x[:, :, None], weight, activation="gelu"),
+            lambda: sst.causal_conv1d_update(x, state, weight, activation="gelu"),
+        ):
+            with pytest.raises(RuntimeError, match="activation is 'gelu'; allowed: None, 'silu' or 'swish'"):
+                torch.compile(run, backend="eager", fullgraph=True)()
+
+
 def test_transforms_are_computed_by_pytorch(served: str) -> None:
     x, weight = tensors((2, 8, 9), (8, 4))
     slopes = torch.func.grad(lambda x: sst.causal_conv1d(x, weight).sum())(x)
@@ -216,6 +227,7 @@ WRONG_UPDATES: list[tuple[dict[str, Any], str]] = [
     (dict(conv_state=torch.zeros(3, 8, 3)), "conv_state"),
     (dict(conv_state=torch.zeros(2, 8, 3, dtype=torch.float16)), "float16"),
     (dict(weight=torch.zeros(8, 4, requires_grad=True)), "no gradients"),
+    (dict(cache_seqlens=torch.tensor([3, -1], dtype=torch.int32)), "^cache_seqlens has -1; allowed: at least 0"),
     (dict(cache_seqlens=torch.zeros(2, dtype=torch.int64)), "^cache_seqlens has dtype torch.int64; allowed: torch.int32"),
     (dict(conv_state_indices=torch.zeros(3, dtype=torch.int32)), r"^conv_state_indices has shape \(3,\)"),
     (dict(activation="gelu"), "activation"),

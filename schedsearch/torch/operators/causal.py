@@ -10,11 +10,10 @@ import torch
 from schedsearch.errors import ArgumentError, did_you_mean
 from schedsearch.text import type_text
 from schedsearch.torch.operators.integers import whole
-from schedsearch.torch.operators.sequences import FLOATS, Causal, by_torch, compute, parameters_text, update
+from schedsearch.torch.operators.sequences import ACTIVATIONS, FLOATS, Causal, by_torch, compute, parameters_text, update
 from schedsearch.torch.operators.transforms import transformed
 
 MOST_BYTES = 16  # of one access of a kernel
-ACTIVATIONS = (None, "silu", "swish")
 
 
 def causal_conv1d(
@@ -86,7 +85,7 @@ def causal_conv1d(
     x, weight, bias, initial_states = _autocast(x, weight, bias, initial_states)
     layout = layout_of(x)
     ordered = x.transpose(1, 2).contiguous() if layout == "NTC" else x.contiguous()
-    parameters = parameters_text(layout, activation is not None, return_final_states, dilation)
+    parameters = parameters_text(layout, activation, return_final_states, dilation)
     operands = [each if each is None else each.contiguous() for each in (weight, bias, initial_states, seq_idx)]
     wanted = [each for each in (x, weight, bias, initial_states) if each is not None and each.requires_grad]
     run: Callable[..., Any] = compute
@@ -168,10 +167,12 @@ def causal_conv1d_update(
     )
     if indices is not None and indices.shape == x.shape[:1] and _may_read(indices):
         _check_indices(indices, conv_state.shape[0])
+    if positions is not None and positions.shape == x.shape[:1] and _may_read(positions):
+        _check_positions(positions if indices is None else positions[indices >= 0])
     _check_memory(conv_state)
     apart = state is not conv_state or not state.is_contiguous() or _is_misaligned(state)
     state = state.clone(memory_format=torch.contiguous_format) if apart else state
-    y = update(ordered, weight, bias, state, indices, positions, parameters_text(layout, activation is not None, False, 1))
+    y = update(ordered, weight, bias, state, indices, positions, parameters_text(layout, activation, False, 1))
     if apart:
         conv_state.copy_(state)
     elif not torch.compiler.is_compiling() and not conv_state.is_inference():
@@ -194,7 +195,7 @@ def _autocast(x: torch.Tensor, *others: torch.Tensor | None) -> Any:
 
 
 def _check_activation(activation: object) -> None:
-    if activation in ACTIVATIONS:
+    if activation in ACTIVATIONS or torch.compiler.is_compiling():  # the operator refuses it, whose words Dynamo shows
         return
     hint = did_you_mean(activation, ["silu", "swish"]) if isinstance(activation, str) else ""
     raise ArgumentError(f"activation is {activation!r}{hint}; allowed: None, 'silu' or 'swish'")
@@ -206,6 +207,12 @@ def _check_order(seq_idx: torch.Tensor) -> None:
         return
     if bool((seq_idx[:, 1:] < seq_idx[:, :-1]).any()):
         raise ArgumentError("seq_idx decreases along time; allowed: the number of each step's sequence, in order")
+
+
+def _check_positions(positions: torch.Tensor) -> None:
+    """Raises ArgumentError if a row had less than no inputs."""
+    if bool((positions < 0).any()):
+        raise ArgumentError(f"cache_seqlens has {int(positions.min())}; allowed: at least 0, how many inputs a row had")
 
 
 def _check_indices(indices: torch.Tensor, states: int) -> None:

@@ -25,9 +25,19 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _SPOKEN = {"initial_state": "initial_states", "indices": "conv_state_indices", "positions": "cache_seqlens"}
 
 
-def parameters_text(layout: str, silu: bool, final_state: bool, dilation: int) -> str:
-    """The parameters of an operator as it takes them."""
-    return f"{layout},{int(silu)},{int(final_state)},{dilation}"
+ACTIVATIONS = (None, "silu", "swish")
+
+
+def parameters_text(layout: str, activation: str | None, final_state: bool, dilation: int) -> str:
+    """The parameters of an operator as it takes them. Another activation than ours is left to the operator to refuse."""
+    silu = str(int(activation is not None)) if activation in ACTIVATIONS else f"?{activation}".replace(",", " ")
+    return f"{layout},{silu},{int(final_state)},{dilation}"
+
+
+def _has_silu(text: str) -> bool:
+    if text.startswith("?"):
+        raise ArgumentError(f"activation is {text[1:]!r}; allowed: None, 'silu' or 'swish'")
+    return text == "1"
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class _Sequences(Operation):
     @classmethod
     def of(cls, *args: Any) -> _Sequences:
         layout, silu, final_state, dilation = args[-1].split(",")
-        return cls(layout, silu == "1", final_state == "1", int(dilation))
+        return cls(layout, _has_silu(silu), final_state == "1", int(dilation))
 
     def sizes(self, given: Mapping[str, torch.Tensor]) -> tuple[Any, Any, Any, Any]:
         """Batch, channels, steps and taps."""
@@ -261,7 +271,7 @@ class CausalConv1dUpdate(Operation):
     @classmethod
     def of(cls, *args: Any) -> CausalConv1dUpdate:
         layout, silu, _, _ = args[-1].split(",")
-        return cls(layout, silu == "1")
+        return cls(layout, _has_silu(silu))
 
     def tensor_of(self, argument: str) -> str:
         return "conv_state" if argument == "state_before" else argument
