@@ -3,9 +3,9 @@
     python benchmarks/mamba_block.py --out mamba_block.json
 
 The block has a projection, the convolution over the channels of x, B and C, the state space of Mamba-2 in chunks (products
-of matrices in plain PyTorch), a gate and a projection back, all in bfloat16. A step is forward and backward with the gradients
-of all parameters and of the input, in a CUDA graph. Blocks take turns in one process; `compiled` is torch.compile of the
-whole block. The losses of all are compared.
+of matrices in plain PyTorch), a gate and a projection back, all in bfloat16. A step is forward and backward with the
+gradients of all parameters and of the input, in a CUDA graph. Blocks take turns in one process; `compiled` is torch.compile
+of the whole block. y and all gradients are compared.
 """
 
 from __future__ import annotations

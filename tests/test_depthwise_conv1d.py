@@ -224,9 +224,14 @@ def test_emulated_lines_are_the_definition(monkeypatch: pytest.MonkeyPatch, case
         assert_close(workload, emulated(monkeypatch, LINES, workload, arrays, config, *MODULES), truth(workload, arrays))
 
 
-def test_emulated_lines_go_on_from_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    workload = depthwise_conv1d(**SMALL | BOTH_STATES | dict(c=3, t=13, dtype="float16"), layout="NCT")
-    arrays, config = example(workload), Config(vector=16, ahead=2, length=2, lanes=4, threads=64, blocks_per_sm=1)
+@pytest.mark.parametrize("t", [2, 13])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_emulated_lines_go_on_from_a_state(monkeypatch: pytest.MonkeyPatch, direction: str, t: int) -> None:
+    case = SMALL | BOTH_STATES | dict(c=3, t=t, taps=3, dilation=2, dtype="float16", epilogue=["silu"])
+    workload, of = depthwise_conv1d(**case, layout="NCT", direction=direction), dict(lanes=4, threads=64, blocks_per_sm=1)
+    arrays, config = example(workload), Config(vector=16, ahead=2, length=2, **of)
+    if direction == "backward":
+        config = Config(vector=8, ahead=1, length=1, **of)
     assert_close(workload, emulated(monkeypatch, LINES, workload, arrays, config, *MODULES), truth(workload, arrays))
 
 

@@ -40,8 +40,6 @@ class DepthwiseConv1dLines(DepthwiseConv1dCuda):
             return f"{p.taps} taps reach {p.reach} steps; allowed: up to {MOST_TAPS} taps and {_MOST_REACH} steps"
         if p.steps != p.t:
             return f"y has {p.steps} steps and x {p.t}; allowed: the same number"
-        if not p.forward and (p.initial_state or p.final_state):
-            return "gradients with states; allowed: gradients without them"
         if p.n * p.c * -(-p.t // aligned(p.dtype)) > MAX_GRID_X:
             return f"x has {p.n} x {p.c} x {p.t} elements; allowed: less than 2**31 vectors"
         return super().validate(workload, target)
@@ -72,7 +70,7 @@ class DepthwiseConv1dLines(DepthwiseConv1dCuda):
         threads: of few kinds, so that few machine codes serve all sequences."""
         p, widest = workload.params, aligned(workload.params.dtype)
         if not p.forward:
-            vector = widest if p.seq_idx or p.taps > 4 else 2 * widest
+            vector = widest if p.seq_idx or p.initial_state or p.final_state or p.taps > 4 else 2 * widest
             lanes = next(n for n in (8, 32, 64) if n == 64 or _vectors_of_line(p, vector) <= n)
             return Config(vector=vector, ahead=1, length=1, lanes=lanes, threads=64, blocks_per_sm=1)
         of_line = _vectors_of_line(p, widest)
@@ -105,7 +103,7 @@ class DepthwiseConv1dLines(DepthwiseConv1dCuda):
         of_batch = min(p.n, wanted)
         of_lines = max(1, min(wanted // of_batch, of_line // (2 * plan.lanes)))
         splits, shared = of_batch * of_lines, (p.c, p.t, p.n, across, of_batch, of_lines, of_line)
-        pointers = ("x", "weight", "bias", "dy", "seq_idx", "dx")
+        pointers = ("x", "weight", "bias", "dy", "initial_state", "d_final_state", "seq_idx", "dx", "d_initial_state")
         params = (*map(optional_pointer, pointers), Pointer("parts"), *map(Int32, shared))
         kernel = cuda_lines_kernels.backward_kernel(p, plan)
         grid = Grid(across * splits)

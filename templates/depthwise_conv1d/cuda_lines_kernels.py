@@ -80,7 +80,7 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., No
                 for i in range(ahead):
                     step = i32(first + (chunk * ahead + i) * stride)
                     unpack(words, i * span_words, window, word, one, x_at, initial, line, step, steps)
-                    issue(words, i * span_words, x_at, i32(step + ahead * stride), steps, chunk + 1 < chunks)
+                    issue(words, i * span_words, x_at, i32(step + ahead * stride), steps, i32(chunk + 1) < chunks)
                     numbers(word, sequence, seq, n, step, steps)
                     for e in range(vector):
                         total = filtered(weights, window, sequence, e, start)
@@ -150,8 +150,8 @@ def _locator(p: DepthwiseConv1dParams, vector: int) -> Callable[..., Any]:
 
 
 def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., None]:
-    """The kernel (x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, of_batch, of_lines, of_line). `parts`
-    gets a block's sums of dw and db as [split][taps + 1][channels].
+    """The kernel (x, weight, bias, dy, initial, d_final, seq, dx, d_initial, parts, channels, steps, batch, across,
+    of_batch, of_lines, of_line). `parts` gets a block's sums of dw and db as [split][taps + 1][channels].
 
     A block has `rows` channels of all batch rows, each of which has `of_line` vectors in a line; `of_batch` times `of_lines`
     blocks share the rows and the vectors. A thread loads its next vector while it computes one.
@@ -164,17 +164,19 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
     given = Span.of(p.dtype, right, vector, left)
     span_words, given_words, out_words = span.words, given.words, vectors.words_of(p.dtype, vector)
     size, given_size = span.size, given.size
-    issue, unpack = lines.loader(span), lines.unpacker(p, span, False)
+    issue, unpack = lines.loader(span), lines.unpacker(p, span, p.initial_state)
     issue_given, unpack_given = lines.loader(given), lines.unpacker(p, given, False)
     held, load_weights, put = vector + 2 * reach, lines.weights_loader(p), lines.storer(p.dtype, vector)
     numbers, filtered = lines.numbers_loader(p, reach, held), lines.filtered_sum(p, span.before, reach)
     take_back, spread = _activation_taken_back(p, given, filtered), lines.spread_sum(p, given.before, reach)
     add_products = lines.product_sums(p, span.before, given.before, reach)
     add_up, locate, sums_size, shared = _block_sums(plan, taps), _locator(p, vector), taps + 1, (taps + 1) * threads
+    add_final, put_initial = lines.final_adder(p, vector), lines.initial_storer(p, given.before)
 
     def backward(  # type: ignore[no-untyped-def]
-        x, weight, bias, dy, seq, dx, parts, channels, steps, batch, across, of_batch, of_lines, of_line
-    ) -> None:
+        x, weight, bias, dy, initial, d_final, seq, dx, d_initial, parts, channels, steps, batch, across, of_batch, of_lines,
+        of_line,
+    ) -> None:  # fmt: skip
         partial = cuda.shared.array(shared, f32)
         words = cuda.local.array(span_words, u32)
         dy_words = cuda.local.array(given_words, u32)
@@ -203,9 +205,9 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
             issue_given(dy_words, 0, u64(dy + offset), step, steps, n < batch)
             while n < batch:
                 numbers(word, sequence, seq, n, step, steps)
-                unpack(words, 0, window, word, one, u64(x + offset), x, channel, step, steps)
-                unpack_given(dy_words, 0, dz, word, one, u64(dy + offset), dy, channel, step, steps)
-                dx_at, own = u64(dx + offset), step
+                dx_at, own, line = u64(dx + offset), step, i32(n * channels + channel)
+                unpack(words, 0, window, word, one, u64(x + offset), initial, line, step, steps)
+                unpack_given(dy_words, 0, dz, word, one, u64(dy + offset), initial, line, step, steps)
                 place = i32(place + stride)
                 if place >= of_line:
                     n, place = i32(n + of_batch), first
@@ -216,7 +218,9 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: LinePlan) -> Callable[..., N
                 for e in range(vector):
                     add_products(sums, window, dz, sequence, e)
                     slopes[e] = spread(weights, dz, sequence, e)
+                add_final(slopes, word, one, d_final, line, own, steps)
                 put(results, word, one, slopes, dx_at, own, steps)
+                put_initial(weights, dz, word, one, d_initial, d_final, line, own, steps)
         add_up(partial, word, one, sums, parts, thread, i64(i64(split) * (taps + 1)), channel, channels)
 
     return backward

@@ -68,7 +68,7 @@ def _issuer(span: Span, piece: tuple[int, int, int]) -> Callable[..., None]:
 
     def issue(words: Any, at: Any, line: Any, step: Any, steps: Any, more: Any) -> None:
         first = i32(step + offset)
-        whole = (first >= 0) & (first + count <= steps) & more
+        whole = (first >= 0) & (i32(first + count) <= steps) & more
         load(words, at + word, u64(line + u64(i64(first) * nbytes)), i32(whole))
 
     return issue
@@ -119,12 +119,12 @@ def _cut(span: Span, has_state: bool) -> Callable[..., Any]:
         return ((first < 0) & (last > 0)) | ((first < steps) & (last > steps))
 
     def cut(step: Any, steps: Any) -> Any:
-        if (step >= before) & (step + end <= steps):
+        middle, last = i32(step + vector), i32(step + end)
+        if (step >= before) & (last <= steps):
             return False
         if has_state and step < before:
             return True
-        middle = step + vector
-        ends = crossed(step - before, step, steps) | crossed(middle, step + end, steps)
+        ends = crossed(i32(step - before), step, steps) | crossed(middle, last, steps)
         return ends | crossed(step, middle, steps)
 
     return cut
@@ -161,13 +161,14 @@ def storer(dtype: str, vector: int) -> Callable[..., None]:
     nbytes = dtype_of(dtype).nbytes
 
     def put(words: Any, word: Any, one: Any, numbers: Any, line_at: Any, step: Any, steps: Any) -> None:
-        if (step >= 0) & (step + vector <= steps):
+        if (step >= 0) & (i32(step + vector) <= steps):
             pack(numbers, 0, words, 0)
             store(words, 0, u64(line_at + u64(i64(step) * nbytes)))
         else:
             for e in range(vector):
-                if (step + e >= 0) & (step + e < steps):
-                    write(word, one, u64(line_at + u64(i64(step + e) * nbytes)), 0, numbers[e])
+                at = i32(step + e)
+                if (at >= 0) & (at < steps):
+                    write(word, one, u64(line_at + u64(i64(at) * nbytes)), 0, numbers[e])
 
     return put
 
@@ -248,3 +249,47 @@ def product_sums(p: DepthwiseConv1dParams, origin: int, dz_origin: int, numbers_
         sums[taps] = f32(sums[taps] + gradient)
 
     return add
+
+
+def final_adder(p: DepthwiseConv1dParams, vector: int) -> Callable[..., None]:
+    """`add(numbers, word, one, d_final, line, step, steps)`: adds the gradient of the final state to dx of the vector at
+    `step`."""
+    read, reach, has = reader(p.dtype), p.reach, p.final_state
+
+    def add(numbers: Any, word: Any, one: Any, d_final: Any, line: Any, step: Any, steps: Any) -> None:
+        first = i32(step - (steps - reach))  # the place in the state
+        if has and i32(first + vector) > 0:
+            for e in range(vector):
+                place = i32(first + e)
+                given = read(word, one, d_final, i64(i64(line) * reach + place), i32((place >= 0) & (place < reach)))
+                numbers[e] = f32(numbers[e] + given)
+
+    return add
+
+
+def initial_storer(p: DepthwiseConv1dParams, origin: int) -> Callable[..., None]:
+    """`put(weights, dz, word, one, d_initial, d_final, line, step, steps)`: the gradient of the initial state, if the vector
+    at `step` begins its line. It is dx of the steps before the line, which begins somewhere in the vector's first access."""
+    read, write, taps, dilation, left = reader(p.dtype), writer(p.dtype), p.taps, p.dilation, p.padding[0]
+    reach, has, has_final = p.reach, p.initial_state, p.final_state
+    before, behind = -p.reach, aligned(p.dtype) - 1
+
+    def put(
+        weights: Any, dz: Any, word: Any, one: Any, d_initial: Any, d_final: Any, line: Any, step: Any, steps: Any
+    ) -> None:
+        if has and step <= 0:
+            for e in range(before, behind):
+                total = f32(0)
+                for k in range(taps):
+                    if origin + e + left - k * dilation >= 0:  # others are in front of the line, where dz is zero
+                        total = f32(total + f32(weights[k] * dz[origin + e + left - k * dilation]))
+                at = i32(step + e)
+                inside = (at < 0) & (at >= -reach)
+                if has_final:
+                    final = i32(at - (steps - reach))
+                    given = read(word, one, d_final, i64(i64(line) * reach + final), i32(inside & (final >= 0)))
+                    total = f32(total + given)
+                if inside:
+                    write(word, one, d_initial, i64(i64(line) * reach + at + reach), total)
+
+    return put

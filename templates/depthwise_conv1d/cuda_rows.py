@@ -57,7 +57,7 @@ class DepthwiseConv1dRows(DepthwiseConv1dCuda):
             Knob("length", lengths, "steps of a thread"),
             Knob("lanes", (8, 16, 32, 64, 128), "threads side by side along the channels"),
             Knob("threads", (64, 128, 256), "threads of a block"),
-            Knob("blocks_per_sm", (1, 4, 5, 6, 7, 8), "blocks that the compiler leaves registers for"),
+            Knob("blocks_per_sm", (1, 3, 4, 5, 6, 7, 8), "blocks that the compiler leaves registers for"),
         )
         most = 56 if p.forward else 22
         rules = (
@@ -96,7 +96,7 @@ class DepthwiseConv1dRows(DepthwiseConv1dCuda):
                 for ahead in deepest:
                     config = Config(
                         vector=vector, ahead=ahead, length=length, lanes=lanes, threads=threads,
-                        blocks_per_sm=6 if p.forward and plain else 1,
+                        blocks_per_sm=(6 if plain else 1) if p.forward else (4 if plain else 3),
                     )  # fmt: skip
                     if not space.check(config):
                         return config

@@ -182,6 +182,21 @@ def forward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., Non
     return forward
 
 
+def _issuer(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., None]:
+    """`issue(word, dy_word, j, from_at, dy_at, t, t_in, t_out, left, more)`: starts the loads of a row of dy, at step t,
+    and of the row of x that is the last one of its window, if there are `more`."""
+    load, words, reach = vectors.load(p.dtype, plan.vector), vectors.words_of(p.dtype, plan.vector), p.reach
+
+    def issue(
+        word: Any, dy_word: Any, j: Any, from_at: Any, dy_at: Any, t: Any, t_in: Any, t_out: Any, left: Any, more: Any
+    ) -> None:
+        step = i32(t + reach - left)
+        load(word, j * words, from_at, (step >= 0) & (step < t_in) & more)
+        load(dy_word, j * words, dy_at, (t >= 0) & (t < t_out) & more)
+
+    return issue
+
+
 def _whole(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., Any]:
     """`is_whole(m, begin, t_in, t_out, left, more)`: whether rows m and following of a run, of which y's first is `begin`,
     have every product and a dx in x, and those that are loaded meanwhile are inside. They need no test."""
@@ -208,12 +223,12 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
     taps, dilation, reach, nbytes = p.taps, p.dilation, p.reach, dtype_of(p.dtype).nbytes
     words = vectors.words_of(p.dtype, vector)
     mask, held = stream.window_mask(taps, ahead), int(stream.window_rows(taps, ahead))
-    take_back, spread = stream.activation_taken_back(p, vector, mask), stream.spread_sum(p, vector, mask)
+    take_back, spread = stream.activation_taken_back(p, vector, mask), stream.spread_sums(p, vector, mask)
     add_products, move = stream.product_sums(p, vector, mask), stream.moving(taps, ahead, vector)
     put, add_up, head = stream.dx_store(p, vector), _block_sums(plan, taps), _head(p, plan, lead_of(p))
     other_words, total_steps = max(words, vectors.words_of(p.weight_dtype, vector)), length + taps - 1
     chunks, load, unpack = -(-total_steps // ahead), vectors.load(p.dtype, vector), vectors.unpack(p.dtype, vector)
-    fill_before, number_of = stream.before(p, vector), stream.sequence_numbers(p)
+    fill_before, number_of, issue = stream.before(p, vector), stream.sequence_numbers(p), _issuer(p, plan)
     threads, sums_size, move_numbers = plan.threads, (taps + 1) * vector, stream.moving(taps, ahead, 1)
     pack, store, is_whole, split = vectors.pack(p.dtype, vector), vectors.store(p.dtype, vector), _whole(p, plan), divided()
     loaded, window_size, weights_size = words * ahead, held * vector, taps * vector
@@ -251,10 +266,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
             for i in range((taps - 1) * vector):
                 dz[i] = f32(0)
             for j in range(ahead):
-                t = i32(first + j * dilation)
-                step = i32(t + reach - left)
-                load(word, j * words, from_at, (step >= 0) & (step < t_in))
-                load(dy_word, j * words, dy_at, (t >= 0) & (t < t_out))
+                issue(word, dy_word, j, from_at, dy_at, i32(first + j * dilation), t_in, t_out, left, 1)
                 from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
             for chunk in range(i32(chunks)):
                 m, more = i32(chunk * ahead), i32(chunk + 1 < chunks)
@@ -271,8 +283,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
                         from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
                         take_back(given, dz, weights, window, sequence, j, start, True)
                         add_products(sums, window, dz, sequence, j)
-                        for e in range(vector):
-                            given[e] = spread(weights, dz, sequence, j, e)
+                        spread(given, weights, dz, sequence, j)
                         pack(given, 0, other, 0)
                         store(other, 0, to_at)
                         to_at = u64(to_at + stride)
@@ -285,10 +296,7 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
                         fill_before(one_word, one, window, last * vector, initial, n, channels, channel, step, 1)
                         sequence[last] = number_of(one_word, seq, n, t_in, step, 1)
                         unpack(dy_word, j * words, given, 0)
-                        after = i32(t + ahead * dilation)
-                        step = i32(after + reach - left)
-                        load(word, j * words, from_at, (step >= 0) & (step < t_in) & more)
-                        load(dy_word, j * words, dy_at, (after >= 0) & (after < t_out) & more)
+                        issue(word, dy_word, j, from_at, dy_at, i32(t + ahead * dilation), t_in, t_out, left, more)
                         from_at, dy_at = u64(from_at + stride), u64(dy_at + stride)
                         inside = (t >= 0) & (t < t_out)
                         take_back(given, dz, weights, window, sequence, j, start, inside)
@@ -296,14 +304,12 @@ def backward_kernel(p: DepthwiseConv1dParams, plan: RowPlan) -> Callable[..., No
                             add_products(sums, window, dz, sequence, j)
                         step = i32(t - left)
                         if (m + j >= taps - 1) & (m + j < total_steps) & (step < t_in):
-                            for e in range(vector):
-                                given[e] = spread(weights, dz, sequence, j, e)
+                            spread(given, weights, dz, sequence, j)
                             put(other, one_word, one, given, dx_at, d_initial, d_final, n, channels, channel, step, t_in)
                 move(window)
                 move(dz)
                 move_numbers(sequence)
         part, _ = split(i32(cuda.blockIdx.x), lane_blocks)
-        part = i64(i64(part) * (taps + 1))
-        add_up(partial, one_word, one, sums, parts, i32(cuda.threadIdx.x), part, channel, channels)
+        add_up(partial, one_word, one, sums, parts, i32(cuda.threadIdx.x), i64(i64(part) * (taps + 1)), channel, channels)
 
     return backward

@@ -155,18 +155,19 @@ def activation_taken_back(p: DepthwiseConv1dParams, vector: int, mask: int) -> C
     return take_back
 
 
-def spread_sum(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[..., Any]:
-    """`spread(weights, dz, sequence, row, e)`: dx of the step whose input is in a row of the window."""
+def spread_sums(p: DepthwiseConv1dParams, vector: int, mask: int) -> Callable[..., None]:
+    """`spread(numbers, weights, dz, sequence, row)`: dx of the step whose input is in a row of the window."""
     taps, has_seq = p.taps, p.seq_idx
 
-    def spread(weights: Any, dz: Any, sequence: Any, row: Any, e: Any) -> Any:
-        total = f32(0)
-        for k in range(taps):
-            value = dz[((taps - 1 + row - k) & mask) * vector + e]
-            if has_seq:
-                value = value if sequence[row & mask] == sequence[(taps - 1 + row - k) & mask] else f32(0)
-            total = f32(total + f32(weights[e * taps + k] * value))
-        return total
+    def spread(numbers: Any, weights: Any, dz: Any, sequence: Any, row: Any) -> None:
+        for e in range(vector):
+            total = f32(0)
+            for k in range(taps):
+                value = dz[((taps - 1 + row - k) & mask) * vector + e]
+                if has_seq:
+                    value = value if sequence[row & mask] == sequence[(taps - 1 + row - k) & mask] else f32(0)
+                total = f32(total + f32(weights[e * taps + k] * value))
+            numbers[e] = total
 
     return spread
 
