@@ -389,13 +389,13 @@ class TestLinesContract(TemplateContract):
     accepted = (
         depthwise_conv1d(**LARGE, layout="NCT", epilogue=["bias", "silu"]),
         depthwise_conv1d(**LARGE, layout="NCT", epilogue=["silu"], direction="backward"),
+        depthwise_conv1d(**LARGE | BOTH_STATES, layout="NCT", direction="backward"),
         depthwise_conv1d(n=1, c=5, t=1, taps=8, seq_idx=True, layout="NCT"),
     )
     refused = (
         (depthwise_conv1d(**LARGE), "layout"),
         (depthwise_conv1d(**LARGE | dict(taps=9), layout="NCT"), "taps"),
         (depthwise_conv1d(**LARGE, layout="NCT", padding=(0, 0)), "the same number"),
-        (depthwise_conv1d(**LARGE, layout="NCT", final_state=True, direction="backward"), "states"),
     )
 
 
