@@ -237,7 +237,7 @@ def main() -> None:
             for blocks in LAUNCHED:
                 graph = Persistent(run, code, blocks, weights)
                 resident = graph.clusters()
-                print(f"{name}, {blocks} blocks: {resident} of {run.clusters} clusters fit", flush=True)
+                print(f"{name}, {blocks} blocks: {run.clusters} clusters, {resident} fit", flush=True)
                 if resident >= run.clusters:
                     persistent[f"persistent, {name}, {blocks} blocks"] = graph
         torch.manual_seed(0)
@@ -264,6 +264,7 @@ def main() -> None:
         for name in calls:
             us = times[name] / 2
             rows.append({"form": name, "us": us, "us_a_layer": us / LAYERS, "error": worst[name], "unlike": repeats[name]})
+            print(rows[-1], flush=True)
         common.write(options.out, {"rows": rows})
         found_phases = {}
         for run, code in traces.items():
