@@ -82,6 +82,8 @@ def test_a_layer_that_the_record_of_a_similar_one_would_serve_is_near(
     found = coverage([other], db=tmp_path / "none.db", target=CARD)
     assert [each.source for each in found.layers] == [source]
     assert found.tuning_s > 0  # it has no record of its own
+    own = coverage([other], db=tmp_path / "theirs.db", target=CARD)  # as one's own it serves with any gain
+    assert [each.source for each in own.layers] == ["near"]
 
 
 def test_without_records_everything_is_left_and_with_all_of_them_nothing(folder: Path) -> None:

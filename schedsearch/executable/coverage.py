@@ -42,7 +42,8 @@ class CoveredLayer:
         label: of its workload.
         count: how often the model runs it.
         source: own: the database has a record of it on this kind of device. shipped: the package has one. near: neither, but
-            a look-up would take the record of a similar layer. none: it would take the default.
+            a look-up would take another layer's record, a shipped one only if it is similar. none: it would take the
+            default.
         time_ns: of one run: recorded, or estimated from similar records or the roofline.
         reason: where the time comes from.
     """
@@ -90,7 +91,7 @@ class Coverage:
         names: tuple[tuple[Source, str], ...] = (
             ("own", "in the database"),
             ("shipped", "shipped"),
-            ("near", "by the record of a similar layer"),
+            ("near", "by another layer's record"),
             ("none", "without a record"),
         )
         shown = [(each, name) for each, name in names if each != "near" or self.count(each)]
