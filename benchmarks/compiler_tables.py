@@ -1,4 +1,4 @@
-"""The tables of both compilers and of all cards, for `render_tables`."""
+"""The tables of both compilers, of all cards, and of loads by TMA, for `render_tables`."""
 
 from __future__ import annotations
 
@@ -43,3 +43,18 @@ def cards(data: dict[str, Any]) -> str:
     head, cells, reasons = targets.summary(data)
     refused = "No kernel, because:\n\n" + "\n".join(reasons)
     return f"{markdown(head, cells)}\n\n{refused}\n\n{_origin(data, 'targets')}"
+
+
+def loads(data: dict[str, Any]) -> str:
+    """Of `mma_loads.py`."""
+    timed = [row for row in data["rows"] if "problem" not in row]
+    ratios = [row["copies"]["ns"] / row["tma"]["ns"] for row in timed]
+    rows = [
+        [row["workload"].removeprefix("conv2d ").removesuffix(" f16 NHWC"), f"{row['copies']['ns'] / 1e3:.2f}",
+         f"{row['tma']['ns'] / 1e3:.2f}", f"{ratio:.2f}", str(row["configurations"])]
+        for row, ratio in zip(timed, ratios)
+    ]  # fmt: skip
+    failed = [f"- {row['workload']}: {row['problem']}" for row in data["rows"] if "problem" in row]
+    said = f"Geometric mean of the ratios over {len(timed)} layers: {geometric_mean(ratios):.3f}."
+    head = ["layer", "cp.async, us", "TMA, us", "ratio", "configurations with TMA"]
+    return "\n\n".join(filter(None, [markdown(head, rows), said, "\n".join(failed)]))

@@ -370,6 +370,7 @@ TABLES = {
     "compilers": Table("compilers", "compilers.py", compiler_tables.code, origin=False),
     "compilers_times": Table("compilers_h200", "toolchains.py race mlir.json --against numba.json", compiler_tables.times),
     "targets": Table("targets", "targets.py", compiler_tables.cards, origin=False),
+    "mma_loads": Table("mma_loads_h200", "mma_loads.py --copies FILE --limit 30", compiler_tables.loads),
     "lookup_latency": Table("lookup_latency", "lookup_latency.py", lookup_latency),
 }
 
