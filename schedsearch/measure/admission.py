@@ -93,9 +93,11 @@ class _Race:
 
     def _raced(self, entry: Entry, template: Template, workload: Workload, config: Config, default: Config) -> Admission:
         configs = list(dict.fromkeys([default, config]))
+        started_at = time.time()
         built = [self._built(workload, template, each) for each in configs]
-        for each in built:
-            if isinstance(each, Measurement):
+        for made, each in zip(configs, built):
+            if isinstance(each, Measurement):  # its record keeps the entry from being taken again
+                self.store.append(self._record(workload, template, made, each, None, started_at, Verdict.NONE))
                 return Admission(entry, "refused", reason=f"{each.outcome}: {each.message.partition(chr(10))[0]}")
         ready = [each for each in built if isinstance(each, Built)]
         started_at = time.time()
