@@ -84,6 +84,8 @@ def device() -> Iterator[CpuDevice]:
 
 
 def target_of(template: Template) -> Target:
+    if template.name == "conv2d_tcgen05":
+        return PRESETS["b200"]
     return H200 if template.kind == "cuda" else HOST
 
 
