@@ -247,6 +247,11 @@ def _nodes() -> Iterator[tuple[str, Any, str]]:
         one("MatMul", array(np.ones((5, 8), np.float32))),
         r"\(MatMul\): Incompatible dimensions",
     )
+    yield (
+        "extents that do not match, in front of another node",
+        model([node("MatMul", ["x", "w"], ["t"]), node("Relu", ["t"], ["y"])], [array(np.ones((5, 8), np.float32))]),
+        r"\(MatMul\): Incompatible dimensions",
+    )
     yield "float32 and float64", one("MatMul", array(np.eye(8))), r"\(MatMul\): B has inconsistent type tensor\(double\)"
     yield "a condition in floating point", one("Not"), r"\(Not\): X typestr: T, has unsupported type: tensor\(float\)"
     yield (

@@ -276,9 +276,7 @@ def test_convolutions_inside_a_branch_are_no_layers_and_the_branch_has_a_reason(
     found = extract(read_model(net.save(tmp_path)))
     assert [layer.nodes for layer in found.layers if layer.workloads[0].op == "conv2d"] == [("a",)]
     assert found.reasons["If"].startswith("its condition 'cast2.out' is computed; allowed: a constant, or two branches that")
-    assert found.reasons["If"].endswith(
-        "its branches give 'if.out' as float32 [2,8,14,14] and float32 [2,8,16,16]"
-    )
+    assert found.reasons["If"].endswith("its branches give 'if.out' as float32 [2,8,14,14] and float32 [2,8,16,16]")
 
 
 def test_an_input_that_the_weight_does_not_fit_is_refused(tmp_path: Path) -> None:

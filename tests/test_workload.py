@@ -51,6 +51,7 @@ def test_a_workload_cannot_be_changed() -> None:
     ("change", "key", "message"),
     [
         ({"n": 0}, "n", "integer of at least 1, got 0"),
+        ({"n": 1 << 40}, "n", f"must be at most {(1 << 31) - 1}, got {1 << 40}"),
         ({"h": -3}, "h", "got -3"),
         ({"h": True}, "h", "got True"),
         ({"h": 3.0}, "h", "got 3.0"),

@@ -99,8 +99,9 @@ class Outline:
 
 
 def _explained(error: Exception) -> str:
-    """The text of an error of onnx without the names of its functions: the last node in it is the one that is wrong."""
-    text = _PREFIX.sub("", " ".join(str(error).split()))
+    """The text of an error of onnx without the names of its functions. Its first line is about the first node that is wrong,
+    which is the last node in it; the next lines are about nodes that read what that one should have made."""
+    text = _PREFIX.sub("", " ".join((str(error).strip().splitlines() or [""])[0].split()))
     places = list(_PLACE.finditer(text))
     if not places:
         return first_line(ValueError(text))

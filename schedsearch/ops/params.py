@@ -162,6 +162,8 @@ def judge(value: Any, schema: GivenParams) -> str:
     elif _is_of(value, schema):
         return ""
     got = repr(value)
+    if is_int(value) and _is_of(value, {"type": schema.get("type")}) and value > schema.get("maximum", value):
+        return f"must be at most {schema['maximum']}, got {value}"
     return f"must be {_wanted(schema)}, got {got if len(got) <= _LONGEST_GOT else got[:_LONGEST_GOT] + ' ...'}"
 
 
