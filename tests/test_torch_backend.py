@@ -19,6 +19,7 @@ from schedsearch.torch.compiler import selected_graph  # noqa: E402
 from schedsearch.torch.compiler.backend import schedsearch  # noqa: E402
 from schedsearch.torch.layers.report import Report  # noqa: E402
 from schedsearch.torch.networks import frozen_network  # noqa: E402
+from schedsearch.torch.refusal import Refusal  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
@@ -82,13 +83,19 @@ def test_a_whole_network_serves_until_its_weights_change(compiled: Any) -> None:
     assert close(fast(x), model(x)) and len(reports) == 2
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_weights_are_compared_without_the_guards_of_torch_compile(compiled: Any, replace: bool) -> None:
+@pytest.mark.parametrize("change", ["a write", "another tensor", "statistics", "a fused step"])
+def test_weights_are_compared_without_the_guards_of_torch_compile(compiled: Any, change: str) -> None:
     model, x = network(), image()
     fast, reports = compiled(model, layers=False, guard_filter_fn=torch.compiler.skip_guard_on_inbuilt_nn_modules_unsafe)
     assert close(fast(x), model(x)) and reports[0].network.served
-    if replace:
+    if change == "another tensor":
         model[3].weight.data = torch.randn_like(model[3].weight)  # a new address, and the same version
+    elif change == "statistics":
+        model.train()(3 * x)  # the same version
+        model.eval()
+    elif change == "a fused step":
+        model[3].weight.grad = torch.ones_like(model[3].weight)
+        torch.optim.SGD(model.parameters(), lr=1.0, fused=True).step()  # the same version
     else:
         model[3].weight.mul_(-2)
     assert close(fast(x), model(x)) and not reports[-1].network.served
@@ -282,7 +289,7 @@ def test_a_short_time_is_for_a_network_alone(
     asked: list[str] = []
 
     def refused(*args: Any) -> Any:
-        raise frozen_network.Refusal("not built here")
+        raise Refusal("not built here")
 
     monkeypatch.setattr(choose, "tune_missing", lambda layers, *rest: asked.extend(name for name, _ in layers) or "tuned")
     monkeypatch.setattr(selected_graph.SelectedGraph, "_placed", refused)

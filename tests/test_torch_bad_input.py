@@ -18,8 +18,8 @@ from test_torch_optimize import Clock, close, db, image, optimize, prepared, sma
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.compiler import backend, inductor  # noqa: E402
 from schedsearch.torch.models import checks  # noqa: E402
-from schedsearch.torch.networks import frozen_network  # noqa: E402
 from schedsearch.torch.operators import store  # noqa: E402
+from schedsearch.torch.refusal import Refusal  # noqa: E402
 
 pytestmark = pytest.mark.integrations
 nn = torch.nn
@@ -288,9 +288,7 @@ def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_torch_for_amd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
     checks.check_kind(torch.device("cpu"))
-    with pytest.raises(
-        frozen_network.Refusal, match=r"this PyTorch is for GPUs of AMD \(ROCm\); allowed: a PyTorch for CUDA"
-    ):
+    with pytest.raises(Refusal, match=r"this PyTorch is for GPUs of AMD \(ROCm\); allowed: a PyTorch for CUDA"):
         checks.check_kind(torch.device("cuda:0"))
 
 

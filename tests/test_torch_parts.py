@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.fixed import FixedNet  # noqa: E402
 from schedsearch.torch.compiler import inductor  # noqa: E402
-from schedsearch.torch.networks import frozen_network, functional_graph, network_op  # noqa: E402
-from schedsearch.torch.networks.frozen_network import FrozenWeights  # noqa: E402
+from schedsearch.torch.networks import frozen_weights, functional_graph, network_op  # noqa: E402
+from schedsearch.torch.networks.frozen_weights import FrozenWeights  # noqa: E402
 from schedsearch.torch.networks.subgraphs import partition, whole  # noqa: E402
 from schedsearch.torch.refusal import Refusal  # noqa: E402
 
@@ -351,7 +351,7 @@ def test_a_graph_that_is_slower_with_networks_for_its_parts_is_inductors(
 def test_new_weights_cannot_lie_where_the_copied_ones_lay(with_pytorchs_own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An allocator gives memory that was freed to the next tensor of its size, which has version 0, too."""
     if not with_pytorchs_own:  # a PyTorch without the function that compares addresses
-        monkeypatch.setattr(frozen_network, "_lie_at", frozen_network._each_lies_at)
+        monkeypatch.setattr(frozen_weights, "_lie_at", frozen_weights._each_lies_at)
     weight = torch.ones(64, 64)
     frozen, memory = FrozenWeights([weight]), StorageWeakRef(weight.untyped_storage())
     assert frozen.are([weight])
@@ -379,3 +379,25 @@ def test_networks_of_a_model_that_is_reverted_are_freed(optimize: Any, monkeypat
     sst.revert_(twin)
     gc.collect()
     assert len(freed) == 2
+
+
+def test_statistics_of_a_batch_norm_in_training_are_noticed() -> None:
+    """PyTorch writes to them without a new version."""
+    norm = nn.BatchNorm2d(3).train()
+    statistics = [norm.running_mean, norm.running_var]
+    frozen, others = FrozenWeights(statistics), FrozenWeights([nn.BatchNorm2d(3).running_mean])
+    assert frozen.are(statistics)
+    norm(image(2, 3, 4, 4))
+    assert not frozen.are(statistics) and others.are([others._kept[0]])
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_steps_of_optimizers_are_noticed(kind: Any, fused: bool) -> None:
+    """A fused one writes to parameters without a new version."""
+    changed, kept = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    changed.grad = torch.ones(4)  # the other one has no gradient, so no step changes it
+    frozen = {each: FrozenWeights([each]) for each in (changed, kept)}
+    kind([changed, kept], lr=0.1, fused=fused).step()
+    assert not frozen[changed].are([changed]) and frozen[kept].are([kept])
+    assert FrozenWeights([changed]).are([changed])

@@ -18,7 +18,8 @@ from schedsearch.torch.comparison.state import same_random_numbers
 from schedsearch.torch.comparison.timing import Candidate
 from schedsearch.torch.layers.report import NetworkReport
 from schedsearch.torch.networks import network_op
-from schedsearch.torch.networks.frozen_network import Form, FrozenWeights, form_of, is_weight
+from schedsearch.torch.networks.frozen_network import Form, form_of, is_weight
+from schedsearch.torch.networks.frozen_weights import FrozenWeights
 from schedsearch.torch.networks.selection import NETWORK, Compiler, NetworkSelector, Placement, place, with_times
 from schedsearch.torch.operators.store import capturing
 from schedsearch.torch.refusal import Refusal

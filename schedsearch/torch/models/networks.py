@@ -13,7 +13,8 @@ from schedsearch.torch.layers import graph_nodes, patterns
 from schedsearch.torch.layers.report import PartReport
 from schedsearch.torch.models.instance_forward import without_plans
 from schedsearch.torch.models.plan import Plan
-from schedsearch.torch.networks.frozen_network import FrozenWeights, copied
+from schedsearch.torch.networks.frozen_network import copied
+from schedsearch.torch.networks.frozen_weights import FrozenWeights
 from schedsearch.torch.networks.selection import NetworkSelector, place
 from schedsearch.torch.refusal import Refusal
 

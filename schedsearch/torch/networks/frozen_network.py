@@ -6,7 +6,6 @@ See docs/decisions/153-networks-for-parts-of-a-model.md.
 from __future__ import annotations
 
 import logging
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,20 +19,11 @@ from schedsearch.deadline import NEVER, Deadline
 from schedsearch.runtime.streams import current_stream
 from schedsearch.torch.layers.kernel_op import Kernels
 from schedsearch.torch.operators.store import capturing
-from schedsearch.torch.refusal import Refusal
 
 _log = logging.getLogger("schedsearch.torch")
 _ALIGNMENT = 256  # bytes, more than a kernel needs; a captured call cannot copy inputs to where they have it
 _captured_nets: list[Any] = []  # CUDA graphs use their memory, and nothing says when these end
-_version = operator.attrgetter("_version")
 Form = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-
-
-def _each_lies_at(tensors: list[torch.Tensor], addresses: list[int], places: list[int]) -> bool:
-    return all(tensors[place].data_ptr() == addresses[place] for place in places)
-
-
-_lie_at = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", _each_lies_at)  # Inductor's own, for CUDA graphs
 
 
 class FrozenNetwork:
@@ -148,36 +138,6 @@ def _freed(net: Any, device: torch.device) -> None:
 
 def form_of(each: torch.Tensor) -> Form:
     return tuple(each.shape), each.stride(), each.dtype
-
-
-class FrozenWeights:
-    """Weights that a network copied, as they were then.
-
-    Their memory is kept, so that tensors that replace them cannot come to lie at the same addresses.
-
-    Raises:
-        Refusal: a tensor was made in inference mode, and has no version.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        if any(each.is_inference() for each in tensors):
-            raise Refusal("its parameters were made in inference mode, which does not say when they change")
-        self._addresses, self._versions = [each.data_ptr() for each in tensors], list(map(_version, tensors))
-        self._places = list(range(len(tensors)))
-        self._kept = [each.detach() for each in tensors]
-
-    def are(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether these are the same tensors, and nobody has replaced, moved or written to one.
-
-        Addresses alone would miss writes, versions alone `parameter.data = other`. Every call with weights waits for it: no
-        loop in Python.
-        """
-        if len(tensors) != len(self._places):
-            return False
-        try:
-            return _lie_at(tensors, self._addresses, self._places) and list(map(_version, tensors)) == self._versions
-        except RuntimeError:  # a tensor of inference mode
-            return False
 
 
 def copied(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

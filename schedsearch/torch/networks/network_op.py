@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from schedsearch.errors import UsageError
-from schedsearch.torch.networks.frozen_network import FrozenNetwork, FrozenWeights
+from schedsearch.torch.networks.frozen_network import FrozenNetwork
+from schedsearch.torch.networks.frozen_weights import FrozenWeights
 from schedsearch.torch.networks.subgraphs import Subgraph
 
 _library = torch.library.Library("schedsearch", "FRAGMENT")
