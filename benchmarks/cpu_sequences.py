@@ -67,12 +67,13 @@ def row_of(shape: tuple[int, int, int], dtype: str, rounds: int) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out")
     args = parser.parse_args()
     rows = []
     with sst.use("none.db", allow=("default",)):
-        for dtype in DTYPES:
+        for dtype in args.dtype:
             for shape in SHAPES:
                 rows.append(row_of(shape, dtype, args.rounds))
                 print(rows[-1], flush=True)
