@@ -9,7 +9,25 @@
 #     renamed = counts: atom.global
 #     function(counts): atom.global
 # Exits 0 while it behaves like that.
-. "${0%/*}/numba_cuda_mlir.env"
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install -q 'numba-cuda-mlir[cu13]==0.6.0' nvidia-nvvm==13.5.37
+cat > "$folder/compiled.py" <<'PYTHON'
+import numba_cuda_mlir.tools as tools
+
+tools._cached_cc = (9, 0)  # it asks a driver otherwise
+from numba_cuda_mlir import types
+from numba_cuda_mlir.compiler import compile_result
+from numba_cuda_mlir.cuda import jit
+
+
+def ptx(kernel, element):
+    text = compile_result(jit(kernel, chip="sm_90a"), types.void(types.Array(element, 1, "C"))).ptx
+    return text.decode() if isinstance(text, bytes) else text
+PYTHON
+run_python() { PYTHONPATH="$folder" "$folder/venv/bin/python" -; }
 run_python <<'PYTHON'
 import re
 import sys
