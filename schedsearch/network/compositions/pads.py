@@ -117,7 +117,7 @@ def rewrite_pad(model: ir.Model, node: ir.Node) -> None:
 def fill_of(node: ir.Node) -> float | None:
     """The number that a Pad writes; None if it is computed."""
     if not is_given(node, 2):
-        return node.attributes.get_float("value", 0.0)
+        return float(node.attributes.get_float("value", 0.0))
     return number_of(constant_input(node, 2))
 
 
