@@ -112,3 +112,17 @@ def test_a_loop_of_computed_turns_carries_float64() -> None:
         feeds = {"n": np.int64(turns), "x": np.array([1.0, -2.0, 0.25])}
         (wanted,) = ReferenceEvaluator(model).run(None, feeds)
         np.testing.assert_allclose(evaluate(network, feeds)["y"], wanted, rtol=1e-6)
+
+
+def test_a_part_of_a_split_may_be_scanned() -> None:
+    """The slices of the Split and those of the Scan need constants of different names."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[3, 4] x) => (float[2] y, float[4, 2] z) {
+        parts = Constant <value_ints = [1, 2]> () first = Constant <value = float[2] {0.0, 0.0}> ()
+        u, v = Split <axis = 0> (x, parts) y, z = Scan <num_scan_inputs = 1, scan_input_axes = [1],
+        body = b (float[2] s, float[2] e) => (float[2] s0, float[2] o) { s0 = Add (s, e) o = Neg (s0) }> (first, v) }"""
+    )
+    network = lower(load(model).graph())
+    found = evaluate(network, {"x": X})
+    np.testing.assert_allclose(found["y"], X[1:].sum(1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["z"], -X[1:].cumsum(1).T, rtol=1e-5, atol=1e-6)

@@ -353,7 +353,10 @@ def _example(value: ir.Value) -> list[int]:
 
 def _without_splits(model: ir.Model) -> None:
     """Replaces each Split by a Slice for each of its results whose shape is known."""
+    import numpy as np
     import onnx_ir as ir
+
+    from schedsearch.network.new_nodes import constant
 
     for node in list(model.graph):
         if node.op_type != "Split" or node.domain not in ("", "ai.onnx") or node.inputs[0] is None:
@@ -366,22 +369,12 @@ def _without_splits(model: ir.Model) -> None:
         for place, old in enumerate(node.outputs):
             start = sum(extents[:place])
             ranges = {"starts": start, "ends": start + extents[place], "axes": axis}
-            constants = [_row(model, f"{old.name}.{name}", number) for name, number in ranges.items()]
+            constants = [constant(model, f"{old.name}.{name}", np.array([number])) for name, number in ranges.items()]
             result = ir.Value(name=old.name, type=old.type, shape=old.shape)
             part = ir.Node("", "Slice", [node.inputs[0], *constants], outputs=[result], name=node.name)
             model.graph.insert_before(node, part)
             ir.convenience.replace_all_uses_with(old, part.outputs[0], replace_graph_outputs=True)
         model.graph.remove(node)
-
-
-def _row(model: ir.Model, name: str, number: int) -> ir.Value:
-    """A constant list of one integer."""
-    import onnx_ir as ir
-
-    tensor = ir.tensor([number], ir.DataType.INT64, name=name)
-    value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([1]), const_value=tensor)
-    model.graph.register_initializer(value)
-    return value
 
 
 @contextmanager
