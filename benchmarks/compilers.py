@@ -98,7 +98,8 @@ def summary(result: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
         only = [sum("refused" in row["by"][each] for row in own) for each in COMPILERS]
 
         def ratio(key: Any, both: list[Any] = both) -> str:
-            parts = [key(by[COMPILERS[1]]) / max(key(by[COMPILERS[0]]), 1e-9) for by in both]
+            pairs = [(key(by[COMPILERS[1]]), key(by[COMPILERS[0]])) for by in both]
+            parts = [other / max(one, 1e-9) for other, one in pairs if other is not None and one is not None]
             return f"{statistics.geometric_mean(parts):.2f}" if parts else "-"
 
         tensor = [row for row in own if any(name in TENSOR + COPIES for name in differences(row))]
@@ -114,6 +115,26 @@ def summary(result: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
         "instructions", "registers", "CPU time",
     ]  # fmt: skip
     return head, cells
+
+
+def counts(result: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Head and cells of a table of instructions, a row for each template: "numba-cuda / numba-cuda-mlir", summed over the
+    candidates that both compile; one number where they agree. And registers of the largest kernel, and bytes of spills."""
+    cells = []
+    for name in dict.fromkeys(row["template"] for row in result["rows"]):
+        made = [[row["by"][each] for each in COMPILERS] for row in result["rows"] if row["template"] == name]
+        made = [both for both in made if not any("refused" in each for each in both)]
+        sums = [[sum(both[number]["instructions"].get(each, 0) for both in made) for number in (0, 1)] for each in COUNTED]
+        most = [max(both[number]["registers"] or 0 for both in made) for number in (0, 1)]
+        spills = [sum(both[number]["spill_bytes"] or 0 for both in made) for number in (0, 1)]
+        cells.append([name, *(_side_by_side(*pair) for pair in (*sums, most, spills))])
+    shown = [number for number in range(len(cells[0])) if any(row[number] for row in cells)]
+    head = ["template", *COUNTED, "registers", "bytes of spills"]
+    return [head[number] for number in shown], [[row[number] for number in shown] for row in cells]
+
+
+def _side_by_side(one: int, other: int) -> str:
+    return f"{one} / {other}" if one != other else str(one or "")
 
 
 def chosen_rows(each: int) -> list[dict[str, Any]]:

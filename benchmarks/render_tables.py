@@ -368,6 +368,14 @@ TABLES = {
     "torch_losses": Table("torch_training_h100", "torch_training.py", torch_tables.torch_losses, origin=False),
     "layout_plan": Table("layout_plan", "layout_plan.py", layout_plan, origin=False),
     "compilers": Table("compilers", "compilers.py", compiler_tables.code, origin=False),
+    "compilers_counts": Table("compilers", "compilers.py", compiler_tables.counts, origin=False),
+    "compilers_layers": Table(
+        "compilers_layers_h200", "toolchains.py race mlir.json --against numba.json", compiler_tables.times
+    ),
+    "compile_times": Table(
+        "compile_times", "build_speed.py --compiler NAME --add", compiler_tables.build_times, origin=False
+    ),
+    "conv2d_mma": Table("conv2d_mma_h200", "conv2d_fp16.py --templates conv2d_mma", conv2d_fp16),
     "compilers_times": Table("compilers_h200", "toolchains.py race mlir.json --against numba.json", compiler_tables.times),
     "targets": Table("targets", "targets.py", compiler_tables.cards, origin=False),
     "mma_loads": Table("mma_loads_h200", "mma_loads.py --copies FILE --limit 30", compiler_tables.loads),

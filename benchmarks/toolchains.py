@@ -86,12 +86,13 @@ def default_of(workload: Workload) -> dict[str, Any]:
     }
 
 
-def rows_of_templates() -> list[dict[str, Any]]:
-    """The first candidate of each template."""
-    first: dict[str, dict[str, Any]] = {}
+def rows_of_templates(each: int, words: list[str]) -> list[dict[str, Any]]:
+    """The first candidates of each template whose name contains one of `words`."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for row in machine_code.candidates():
-        first.setdefault(row["template"], row)
-    return list(first.values())
+        if any(word in row["template"] for word in words):
+            found.setdefault(row["template"], []).append(row)
+    return [row for rows in found.values() for row in rows[:each]]
 
 
 def built(row: dict[str, Any], target: Target) -> Built:
@@ -114,8 +115,7 @@ def kernel_of(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "plan": artifact.plan.to_json(), "code": base64.b64encode(artifact.code).decode()}
 
 
-def build(path: Path, suites: list[str]) -> None:
-    rows = rows_of_suites(suites) if suites else rows_of_templates()
+def build(path: Path, rows: list[dict[str, Any]]) -> None:
     with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:
         kernels = pool.map(kernel_of, rows, chunksize=1)
     path.write_text(json.dumps({"toolchain": toolchain("cuda"), "kernels": kernels}) + "\n")
@@ -201,9 +201,12 @@ def main() -> None:
     parser.add_argument("--out", help="also write the data here")
     parser.add_argument("--time", type=float, default=300.0, help="seconds, after which no race begins")
     parser.add_argument("--suites", nargs="+", default=[], choices=SUITES, help="build kernels of these layers")
+    parser.add_argument("--templates", nargs="+", default=[""], metavar="WORD", help="build kernels of these templates")
+    parser.add_argument("--each", type=int, default=1, help="kernels of each template")
     options = parser.parse_args()
     if options.action == "build":
-        build(options.file, options.suites)
+        rows = rows_of_suites(options.suites) if options.suites else rows_of_templates(options.each, options.templates)
+        build(options.file, rows)
     else:
         race(options.file, options.against, options.out, options.time)
 

@@ -62,7 +62,8 @@ def test_each_template_compiles_to_the_instructions_of_the_other_compiler(name: 
     found, expected = compared.instructions(built.artifact.code, nvdisasm()), row["by"]["numba-cuda"]
     special = [each for each in (*compared.TENSOR, *compared.COPIES) if each in expected["instructions"]]
     assert [each for each in (*compared.TENSOR, *compared.COPIES) if each in found] == special
-    assert built.resources.shared_bytes == expected["shared_bytes"]
+    reserved = expected["shared_bytes"] - built.resources.shared_bytes
+    assert reserved in (0, 1024)  # ptxas of some versions counts what a multiprocessor reserves
     assert built.resources.spill_bytes == 0 or source.may_spill
 
 
