@@ -189,7 +189,15 @@ class DeviceError(SchedsearchError):
 
 
 class DeviceBusyError(DeviceError):
-    pass
+    """Another run has the device.
+
+    Attributes:
+        holder: who, in words; "" if that is all that is known.
+    """
+
+    def __init__(self, message: str, *, holder: str = "") -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class LostError(DeviceError):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from schedsearch.errors import DeviceBusyError, DeviceError, UsageError
-from schedsearch.fleet import Connection, host
+from schedsearch.fleet import Connection, host, runner
 from schedsearch.fleet.roster import Roster
 from schedsearch.fleet.start import command, parse_cores
 from schedsearch.target import PRESETS, Target
@@ -187,7 +189,9 @@ def test_another_run_is_refused_until_the_first_has_released_its_devices(
     with pytest.raises(DeviceBusyError, match="in use by another run on this fleet"):
         there.serve(a_setup("two"), nothing, ())
     monkeypatch.setattr(host, "the_host", lambda: there)
-    assert isinstance(host.serve(a_setup("two"), nothing, ()), DeviceBusyError), "Dask would log what is raised"
+    answer = host.serve(a_setup("two"), nothing, ())
+    assert isinstance(answer, DeviceBusyError), "Dask would log what is raised"
+    assert answer.holder == pickle.loads(pickle.dumps(answer)).holder == "another run on this fleet", "it travels"
     there.release("two")
     assert not runners[0].closed
     there.release("one")
@@ -195,6 +199,22 @@ def test_another_run_is_refused_until_the_first_has_released_its_devices(
     there.serve(a_setup("two"), nothing, ())
     there.close()
     assert runners[1].closed
+
+
+def test_a_run_that_waits_says_once_which_device_it_is_and_who_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = DeviceBusyError("a CPU of there is in use by process 7; wait for it", holder="process 7")
+    answers, told = [busy, busy, None], []
+
+    def ask(*_: Any) -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    monkeypatch.setattr(runner.FleetRunner, "_ask", ask)
+    monkeypatch.setattr(runner, "_BUSY_POLL_S", 0.001)
+    fleet: Any = SimpleNamespace(run="two", connection=Connection(LOCAL))
+    target = Target("cpu", "a CPU", host="there", uuid="cpu-there")
+    runner.FleetRunner(fleet, target, "cold-graph-v1", 10.0, 30.0, on_wait=told.append)
+    assert not answers and told == ["waiting for a CPU of there: in use by process 7"]
 
 
 def test_a_run_that_says_nothing_for_long_loses_its_devices(runners: list[Idle], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ def test_a_second_run_names_the_holder_of_the_device(tmp_path: Path) -> None:
             DeviceLock(CPU, wait=False, folder=tmp_path)
         holder.kill()
     assert f"process {holder.pid}" in str(caught.value) and CPU.name in str(caught.value)
+    assert f"process {holder.pid}" in caught.value.holder and CPU.name not in caught.value.holder
     assert caught.value.exit_code == 3
 
 

@@ -35,6 +35,7 @@ CORES = "SCHEDSEARCH_WORKER_CORES"
 """The variable that is set for a worker which has a part of its host's cores."""
 ONLY_BUILDS = "SCHEDSEARCH_WORKER_ONLY_BUILDS"
 """The variable that is set for a worker whose devices are not used."""
+_OTHERS = "another run on this fleet"
 _SWEEP_S = 2.0
 
 Job = tuple[Workload, Built, "float | None"]
@@ -156,7 +157,10 @@ class Host:
         with self._guard:
             held = self._held.get(setup.device.uuid)
         if held is not None and held.setup.run != setup.run:
-            raise DeviceBusyError(f"{setup.device.name} of {platform.node()} is in use by another run on this fleet")
+            raise DeviceBusyError(
+                f"{setup.device.name} of {platform.node()} is in use by {_OTHERS}; wait for it or leave out --no-wait",
+                holder=_OTHERS,
+            )
 
     def build(self, target: Target, timeout_s: float, mode: str, tasks: Sequence[Task]) -> list[Built | Measurement]:
         """Builds in one child process, one after another; the results are in the order of the tasks."""

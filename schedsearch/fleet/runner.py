@@ -79,7 +79,7 @@ class FleetRunner(Closing):
                 if not self._fleet.connection.wait_for_device:
                     raise
                 if on_wait is not None and not told:
-                    on_wait(f"waiting for {self._target.name}: {error}")
+                    on_wait(f"waiting for {self._target.name} of {self._target.host}: in use by {error.holder}")
                 told = True
                 time.sleep(_BUSY_POLL_S)
                 self.waited_s = time.monotonic() - began_s

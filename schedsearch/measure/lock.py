@@ -76,9 +76,9 @@ class DeviceLock:
                 raise DeviceBusyError(f"{target.name} is already in use by a run of this process; close that run first")
             who = _holder(self._fd)
             if not wait:
-                raise DeviceBusyError(f"{target.name} is in use by {who}; wait for it or leave out --no-wait")
+                raise DeviceBusyError(f"{target.name} is in use by {who}; wait for it or leave out --no-wait", holder=who)
             if deadline.passed:
-                raise DeviceBusyError(f"{target.name} is in use by {who}, and there is no time left to wait")
+                raise DeviceBusyError(f"{target.name} is in use by {who}, and there is no time left to wait", holder=who)
             if who != told and on_wait is not None:
                 on_wait(f"waiting for {target.name}: in use by {who}")
             told = who
