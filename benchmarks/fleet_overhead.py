@@ -51,14 +51,11 @@ class Timed(Fleet):
         self.added_s: list[float] = []
         super().__init__(connection)
 
-    def submit(self, address: str, resources: Any, function: Any, *args: Any) -> Any:
-        self._began_s = time.perf_counter()
-        return super().submit(address, resources, function, *args)
-
-    def result(self, future: Any, address: str, limit_s: float) -> Any:
-        answer = super().result(future, address, limit_s)
+    def call(self, address: str, limit_s: float, function: Any, *args: Any) -> Any:
+        began_s = time.perf_counter()
+        answer = super().call(address, limit_s, function, *args)
         if isinstance(answer, host.Answer):
-            self.added_s.append(time.perf_counter() - self._began_s - answer.took_s)
+            self.added_s.append(time.perf_counter() - began_s - answer.took_s)
         return answer
 
 

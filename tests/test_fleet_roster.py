@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
@@ -189,9 +190,9 @@ def test_another_run_is_refused_until_the_first_has_released_its_devices(
     with pytest.raises(DeviceBusyError, match="in use by another run on this fleet"):
         there.serve(a_setup("two"), nothing, ())
     monkeypatch.setattr(host, "the_host", lambda: there)
-    answer = host.serve(a_setup("two"), nothing, ())
-    assert isinstance(answer, DeviceBusyError), "Dask would log what is raised"
-    assert answer.holder == pickle.loads(pickle.dumps(answer)).holder == "another run on this fleet", "it travels"
+    answer = asyncio.run(host.serve(a_setup("two"), nothing, ()))
+    assert isinstance(answer, DeviceBusyError) and answer.holder == "another run on this fleet"
+    assert pickle.loads(pickle.dumps(answer)).holder == answer.holder, "it travels"
     there.release("two")
     assert not runners[0].closed
     there.release("one")
@@ -215,6 +216,32 @@ def test_a_run_that_waits_says_once_which_device_it_is_and_who_has_it(monkeypatc
     target = Target("cpu", "a CPU", host="there", uuid="cpu-there")
     runner.FleetRunner(fleet, target, "cold-graph-v1", 10.0, 30.0, on_wait=told.append)
     assert not answers and told == ["waiting for a CPU of there: in use by process 7"]
+
+
+def test_a_cpu_is_timed_only_while_its_worker_builds_nothing() -> None:
+    noise, done = host._Noise(), []
+    building, measuring = threading.Event(), threading.Event()
+
+    def measure() -> None:
+        with noise.silent():
+            done.append("measured")
+            measuring.set()
+            building.wait(10)
+
+    with noise.made():
+        measurer = threading.Thread(target=measure)
+        measurer.start()
+        assert not measuring.wait(0.05)
+        done.append("built")
+    assert measuring.wait(10)
+    builder = threading.Thread(target=lambda: noise.made().__enter__() or done.append("built again"))
+    builder.start()
+    builder.join(0.05)
+    assert done == ["built", "measured"]
+    building.set()
+    builder.join(10)
+    measurer.join(10)
+    assert done == ["built", "measured", "built again"]
 
 
 def test_a_run_that_says_nothing_for_long_loses_its_devices(runners: list[Idle], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,8 @@ class FleetBuilder(Submitting, Closing):
         self._queue: deque[_Queued] = deque()
         self._batches: set[_Batch] = set()
         self._finished: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
+        # Dask sends one message in 10 ms. That a result is not needed any more must not hold up the next task.
+        self._kept: list[Any] = []
         self._done: list[tuple[int, Built | Measurement]] = []
         self._alone_since_s: float | None = None
 
@@ -117,6 +119,7 @@ class FleetBuilder(Submitting, Closing):
         for batch in self._batches:
             batch.future.cancel()
         self._batches.clear()
+        self._kept.clear()
         self._queue.clear()
         self._done.clear()
 
@@ -152,6 +155,7 @@ class FleetBuilder(Submitting, Closing):
         limit_s = _START_S + self._timeout_s * len(tasks) * (1 + waiting) + _WAITS_BEHIND_S
         batch = _Batch(address, queued, future, time.monotonic() + limit_s)
         self._batches.add(batch)
+        self._kept.clear()
         future.add_done_callback(lambda _: self._finished.put(batch))
 
     def _wait_for_workers(self) -> None:
@@ -183,6 +187,7 @@ class FleetBuilder(Submitting, Closing):
                 self._lose(batch, f"{self._fleet_name(batch.address)} cannot build: {error}")
             else:
                 self._batches.discard(batch)
+                self._kept.append(batch.future)
                 self._done += [(each.task.token, result) for each, result in zip(batch.queued, results)]
 
     def _fleet_name(self, address: str) -> str:

@@ -3,11 +3,16 @@
 Dask finds workers, moves bytes and says who is gone. It does not decide where something runs and how often: every task is
 for one worker, is never repeated by Dask (`retries=0`) and never shared with another one (`pure=False`). If its worker is
 gone, the caller gets `AwayError` and decides.
+
+Builds are tasks (`submit`, `result`): they wait in Dask's queue for a free core, whichever run they are of. Measurements are
+calls (`call`): their device serves one run and waits for them, so they go to the worker without a queue.
+See docs/decisions/390-measurements-are-calls.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -76,11 +81,6 @@ class Fleet(Closing):
 
     def has(self, address: str) -> bool:
         return address in self.roster.members
-
-    def builds_of(self, address: str) -> int:
-        """Candidates that a worker builds at the same time; 0 if it is gone."""
-        member = self.roster.members.get(address)
-        return 0 if member is None else member.builds
 
     @property
     def away_s(self) -> float:
@@ -224,6 +224,25 @@ class Fleet(Closing):
                 self._require(future, address, ends_s, limit_s)
             except (Exception, asyncio.CancelledError) as error:  # of Dask: the call itself has ended well
                 raise AwayError(f"the worker {address} was lost with its result") from error
+
+    def call(self, address: str, limit_s: float, function: Callable[..., Any], *args: Any) -> Any:
+        """The result of a coroutine function that begins in a worker at once; it must return exceptions, not raise them.
+
+        Raises:
+            AwayError: the worker is gone, or has not answered for `limit_s`.
+        """
+        ends_s, client = time.monotonic() + limit_s, self._client
+        try:
+            answer = client.run(function, *args, workers=[address], asynchronous=True)
+            future = asyncio.run_coroutine_threadsafe(answer, client.loop.asyncio_loop)
+        except Exception as error:  # of a client that is closing
+            raise AwayError(f"the worker {address} cannot be reached: {first_line(error)}", begun=False) from error
+        while not concurrent.futures.wait([future], _TICK_S).done:
+            self._require(future, address, ends_s, limit_s)
+        try:
+            return future.result()[address]
+        except (Exception, asyncio.CancelledError) as error:  # of Dask: a connection ended
+            raise AwayError(f"the worker {address} was lost") from error
 
     def _require(self, future: Any, address: str, ends_s: float, limit_s: float) -> None:
         """Gives up a call whose worker is gone, or that takes too long. Raises AwayError."""

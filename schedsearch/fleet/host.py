@@ -9,6 +9,7 @@ See docs/decisions/341-a-fleet-is-workers-with-runners.md.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import importlib.metadata
@@ -16,10 +17,12 @@ import os
 import platform
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from schedsearch.errors import DeviceBusyError, DeviceError, OperatorError, PreparationError
+from schedsearch.errors import DeviceBusyError, DeviceError, OperatorError, PreparationError, SchedsearchError
 from schedsearch.launch import Artifact
 from schedsearch.measure.lock import DeviceLock
 from schedsearch.measure.runner import Runner
@@ -37,6 +40,7 @@ ONLY_BUILDS = "SCHEDSEARCH_WORKER_ONLY_BUILDS"
 """The variable that is set for a worker whose devices are not used."""
 _OTHERS = "another run on this fleet"
 _SWEEP_S = 2.0
+_CALLS = 64  # of runs at the same time; most of them wait for a device, or are refused at once
 
 Job = tuple[Workload, Built, "float | None"]
 """A candidate, and the workload's best time so far in ns."""
@@ -100,6 +104,38 @@ class _Held:
     used_s: float = field(default_factory=time.monotonic)
 
 
+class _Noise:
+    """Builds disturb the times of a CPU. So they begin only while it measures nothing, and it waits for their end."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._builds = self._measurements = 0
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._measurements)
+            self._builds += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._builds -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        with self._changed:
+            self._measurements += 1
+            self._changed.wait_for(lambda: not self._builds)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._measurements -= 1
+                self._changed.notify_all()
+
+
 class Host:
     """The devices and compilers of this process. Any thread may call any method; one call at a time has a device."""
 
@@ -107,6 +143,7 @@ class Host:
         self._guard = threading.Lock()  # of the fields below, for moments only
         self._held: dict[str, _Held] = {}  # by UUID
         self._turns: dict[str, threading.Lock] = {}  # by UUID; whoever calls the device has its lock
+        self._noise = _Noise()
         self._builders: list[
             tuple[tuple[Target, float, str], Builder, float]
         ] = []  # that have nothing to do, and since when
@@ -134,7 +171,8 @@ class Host:
     def _runner(self, setup: Setup) -> Iterator[Runner]:
         uuid = setup.device.uuid
         self._refuse_others(setup)
-        with self._turn(uuid):
+        quiet = self._noise.silent() if setup.device.kind == "cpu" else contextlib.nullcontext()
+        with self._turn(uuid), quiet:
             self._refuse_others(setup)
             held = self._held.get(uuid) or _Held(setup, _opened(setup))
             with self._guard:
@@ -165,13 +203,14 @@ class Host:
     def build(self, target: Target, timeout_s: float, mode: str, tasks: Sequence[Task]) -> list[Built | Measurement]:
         """Builds in one child process, one after another; the results are in the order of the tasks."""
         kind = (replace(target, host="", uuid=""), timeout_s, mode)
-        builder = self._idle_builder(kind)
-        try:
-            tokens = [builder.submit_task(task) for task in tasks]
-            done = dict(builder.drain())
-        except BaseException:
-            builder.close()
-            raise
+        with self._noise.made():
+            builder = self._idle_builder(kind)
+            try:
+                tokens = [builder.submit_task(task) for task in tasks]
+                done = dict(builder.drain())
+            except BaseException:
+                builder.close()
+                raise
         with self._guard:
             self._builders.append((kind, builder, time.monotonic()))
             self._sweep_from_now_on()
@@ -274,12 +313,23 @@ def the_host() -> Host:
     return Host()
 
 
-def serve(setup: Setup, request: Request, references: References) -> Answer | DeviceBusyError:
-    """As `Host.serve`. A busy device is an answer: runs that wait ask often, and Dask prints what a task raises."""
+@functools.cache
+def _callers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_CALLS, "schedsearch-call")
+
+
+async def serve(setup: Setup, request: Request, references: References) -> Answer | Exception:
+    """As `Host.serve`, in a thread. An exception is an answer, so that it differs from those of a connection that ends."""
+    return await asyncio.get_running_loop().run_in_executor(_callers(), _served, setup, request, references)
+
+
+def _served(setup: Setup, request: Request, references: References) -> Answer | Exception:
     try:
         return the_host().serve(setup, request, references)
-    except DeviceBusyError as error:
+    except SchedsearchError as error:
         return error
+    except Exception:
+        return RuntimeError(f"the worker on {platform.node()} failed:\n{traceback.format_exc()}")
 
 
 def build(target: Target, timeout_s: float, mode: str, tasks: Sequence[Task]) -> list[Built | Measurement]:

@@ -166,15 +166,12 @@ class FleetRunner(Closing):
         address = self._find()
         with self._guard:
             new = {name: each for name, each in self._references.items() if name not in self._sent}
-        # On a CPU nothing is built by the same worker meanwhile.
-        resources = {"GPU": 1} if self._target.kind == "cuda" else {"CPU": self._fleet.builds_of(address)}
         try:
-            future = self._fleet.submit(address, resources, host.serve, self._setup, request, tuple(new.values()))
-            answer = self._fleet.result(future, address, limit_s)
+            answer = self._fleet.call(address, limit_s, host.serve, self._setup, request, tuple(new.values()))
         except AwayError:
             self._address = ""
             raise
-        if isinstance(answer, DeviceBusyError):
+        if isinstance(answer, Exception):
             raise answer
         assert isinstance(answer, host.Answer)
         self._sent |= new.keys()
