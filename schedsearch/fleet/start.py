@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection, is_loopback
 
 _RETRY_S = 1.0
+_LOOK_S = 0.2
 _CLOSES_S = 10.0
 _PR_SET_PDEATHSIG = 1
 _DEATH_S = 60  # without a scheduler; then the worker ends
@@ -91,18 +94,26 @@ def become_worker(
     gpus = sum(device.kind == "cuda" for device in host.devices()) if measures else 0
     environment.setdefault("DASK_LOGGING__DISTRIBUTED", "warning")
     arguments = [sys.executable, *command(connection, builds=builds, gpus=gpus, name=name)]
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that `_run` ends the Dask worker
+    # An exception of a signal's handler would be lost if the signal came while Popen forks, so handlers only take notes.
+    signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.append(number))
     print(f"a worker of {connection.address}: {builds} builds at the same time, {gpus} GPUs", flush=True)
     while True:  # a Dask worker ends when its scheduler goes away
-        _run(arguments, environment)
-        _wait_for_scheduler(connection)
+        _run(arguments, environment, signals)
+        _wait_for_scheduler(connection, signals)
 
 
-def _run(arguments: list[str], environment: dict[str, str]) -> None:
-    """Runs a command to its end, which comes at the latest with the end of this process."""
+def _run(arguments: list[str], environment: dict[str, str], signals: Sequence[int]) -> None:
+    """Runs a command to its end, which comes at the latest with the end of this process, or with a signal: then it raises
+    KeyboardInterrupt."""
     process = subprocess.Popen(arguments, env=environment, preexec_fn=_die_with_parent)
     try:
-        process.wait()
+        while process.poll() is None:
+            _require_none(signals)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_S)
+        _require_none(signals)
     finally:
         process.terminate()
         try:
@@ -117,11 +128,17 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _wait_for_scheduler(connection: Connection) -> None:
-    """Raises DeviceError if it does not come back."""
+def _require_none(signals: Sequence[int]) -> None:
+    if signals:
+        raise KeyboardInterrupt
+
+
+def _wait_for_scheduler(connection: Connection, signals: Sequence[int]) -> None:
+    """Raises DeviceError if it does not come back, and KeyboardInterrupt after a signal."""
     ends_s = time.monotonic() + _DEATH_S
     while True:
         time.sleep(_RETRY_S)
+        _require_none(signals)
         try:
             connection.require_scheduler()
             return
