@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _STARTS_S = 60.0
@@ -45,9 +45,14 @@ class Cluster:
         self.workers: list[subprocess.Popen[bytes]] = []
         self.start_scheduler()
 
-    def _start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, start_new_session=True)
+            return subprocess.Popen(
+                [sys.executable, *command], stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, **(environment or {})},
+            )  # fmt: skip
 
     def start_scheduler(self) -> None:
         command = ["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard"]
@@ -62,11 +67,23 @@ class Cluster:
             assert self.scheduler.poll() is None and time.monotonic() < ends_s, (self.folder / "scheduler.log").read_text()
             time.sleep(0.05)
 
-    def start_worker(self, *options: str) -> subprocess.Popen[bytes]:
+    def start_worker(self, *options: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         tls = ["--tls", str(self.tls)] if self.tls else []
         command = ["-m", "schedsearch", "worker", self.address, *tls, *options]
+        self.workers.append(self._start(f"worker{len(self.workers)}", command, environment))
+        return self.workers[-1]
+
+    def start_stranger(self) -> subprocess.Popen[bytes]:
+        """A Dask worker that is not one of schedsearch."""
+        command = ["-m", "distributed.cli.dask_worker", self.address, "--no-dashboard", "--nworkers", "1"]
         self.workers.append(self._start(f"worker{len(self.workers)}", command))
         return self.workers[-1]
+
+    def end_workers(self, first: int) -> None:
+        """Ends all workers but the first ones."""
+        for process in self.workers[first:]:
+            _end(process)
+        del self.workers[first:]
 
     def kill_a_worker(self, number: int) -> bool:
         """Kills the process that does a worker's work. Its nanny starts another one. False if there is none now."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -120,6 +121,34 @@ def test_what_is_not_there_is_said_in_a_line(fleet: Cluster, tmp_path: Path) -> 
     worker = [sys.executable, "-m", "schedsearch", "worker", "tcp://127.0.0.1:9"]
     done = subprocess.run(worker, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 3 and "cannot be reached" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_workers_that_a_run_cannot_use_and_clocks_that_are_wrong_are_named(fleet: Cluster, tmp_path: Path) -> None:
+    other, late = tmp_path / "other", tmp_path / "late"
+    (other / "schedsearch-9.9.9.dist-info").mkdir(parents=True)
+    (other / "schedsearch-9.9.9.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: schedsearch\nVersion: 9.9.9\n"
+    )
+    late.mkdir()
+    (late / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() - 3600\n")
+    before = len(fleet.workers)
+    try:
+        for folder in (other, late):
+            fleet.start_worker("--builds", "1", "--only-build", environment={"PYTHONPATH": str(folder)})
+        fleet.start_stranger()
+        ends_s = time.monotonic() + 180
+        while len(problems := doctor(fleet)["problems"]) < 3:
+            assert time.monotonic() < ends_s, problems
+        told = "\n".join(problems)
+        assert re.search(r"is not used: it has schedsearch 9\.9\.9, and this is .*; install the same version there", told)
+        assert re.search(r"is not used: it was started without resources; start it with `schedsearch worker`", told)
+        assert re.search(r"the clock of .* is 3(599|600|601) s behind the one here; set it, e\.g\. by NTP", told)
+        with pytest.raises(
+            DeviceError, match=r"--target h200 names: they have no GPU; .*9\.9\.9.*; start a worker on a host with"
+        ):
+            tune([SMALL], tmp_path / "r.db", scheduler=fleet.address, target="h200", trials=1)
+    finally:
+        fleet.end_workers(before)
 
 
 def test_a_worker_that_is_told_to_end_says_so_in_a_line(fleet: Cluster) -> None:

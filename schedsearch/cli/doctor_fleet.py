@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedsearch.cli import render
 from schedsearch.errors import DeviceError
+from schedsearch.progress import shown
 from schedsearch.text import printable
 from schedsearch.typed import JsonObject
 
@@ -24,7 +25,8 @@ def show(connection: Connection, as_json: bool) -> None:
     from schedsearch.fleet.client import Fleet
 
     with Fleet(connection) as fleet:
-        fleet.wait_for_members()
+        with shown(not as_json):
+            fleet.wait_for_members()
         roster = fleet.roster
         problems, refusal = roster.problems, _refusal(roster)
         if as_json:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,12 +120,11 @@ def tune(
     Options override the file. Ctrl-C stops cleanly after the measurement under way; run the same command again to go on.
     """
     from schedsearch.session.options import DEFAULT_TRIALS
-    from schedsearch.session.places import place_of
 
     file = load_tasks(workload_file, shapes, scalars, kernel_files, reference_timeout_s, selector)
     selector = selector or file.target
     given = (scheduler, build_on, allow_mixed, tls, trust_network, no_wait)
-    with place_of(selector, *_connections(*given), presets=dry_run) as place:
+    with _place(selector, *_connections(*given), presets=dry_run, progress=not as_json) as place:
         file = file.resolve(place.devices[0])
         trials = file.budget.trials if trials is None else trials
         time_s = file.budget.time_s if time_s is None else time_s
@@ -163,6 +162,19 @@ def _connections(
         return (address and Connection(address, tls, trust_network, allow_mixed, wait_for_device=not no_wait)) or None
 
     return of(scheduler), of(build_on)
+
+
+@contextmanager
+def _place(
+    selector: str, scheduler: Connection | None, build_on: Connection | None, *, presets: bool, progress: bool
+) -> Iterator[Place]:
+    from schedsearch.progress import shown
+    from schedsearch.session.places import place_of
+
+    with ExitStack() as stack:
+        with shown(progress):
+            place = stack.enter_context(place_of(selector, scheduler, build_on, presets=presets))
+        yield place
 
 
 def _run(

@@ -27,6 +27,7 @@ from schedsearch.errors import AwayError, DeviceError, UsageError, first_line
 from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection
 from schedsearch.fleet.roster import Kind, Roster
+from schedsearch.progress import stage
 from schedsearch.typed import JsonObject
 
 try:
@@ -91,6 +92,7 @@ class Fleet(Closing):
     def wait_for_members(self) -> None:
         """Waits until every worker that is there has described itself."""
         ends_s = time.monotonic() + _DESCRIBE_S
+        stage(f"asking the workers of {self.connection.address} what they have")
         self._look()
         while self._asked and time.monotonic() < ends_s:
             self._closed.wait(0.05)
