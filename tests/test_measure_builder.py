@@ -87,6 +87,20 @@ def test_what_no_worker_was_given_can_be_taken_back(builder: Builder) -> None:
     assert builder.withdraw(tokens) == set(), "all are done"
 
 
+def test_a_worker_builds_other_candidates_while_another_one_makes_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = tmp_path / "done"
+    monkeypatch.setenv(faulty.CommonPieceCpu.DONE, str(done))
+    with Builder(CPU, workers=2, timeout_s=60.0) as builder:
+        first, twin, other, another = (builder.submit(candidate(faulty.CommonPieceCpu(), step)) for step in (1, 2, 4, 8))
+        ((early, _),) = builder.poll(60.0)
+        assert early in (other, another)
+        done.touch()
+        late = dict(builder.drain())
+        assert {first, twin} <= late.keys() and all(isinstance(built, Built) for built in late.values())
+
+
 def test_an_illegal_configuration_is_rejected_before_it_is_built(builder: Builder) -> None:
     builder.submit(candidate(faulty.PointwiseCpu(), step=3))
     ((_, result),) = builder.drain()

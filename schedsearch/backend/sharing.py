@@ -19,10 +19,15 @@ from schedsearch.backend.build_cache import BuildCache
 
 _run_folder: Path | None = None
 _builds = contextvars.ContextVar("builds", default=True)  # of this thread
+_waits = contextvars.ContextVar("waits", default=True)
 
 
 class NotKeptError(BaseException):
     """A piece would have to be made, within `only_kept`. No handler of a compiler's exceptions must take it."""
+
+
+class InWorkError(BaseException):
+    """Another process is making a piece, within `without_waiting`. No handler of a compiler's exceptions must take it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,16 @@ def only_kept() -> Iterator[None]:
         _builds.reset(token)
 
 
+@contextlib.contextmanager
+def without_waiting() -> Iterator[None]:
+    """Within it this thread waits for no other process: a piece that another one is making raises InWorkError."""
+    token = _waits.set(False)
+    try:
+        yield
+    finally:
+        _waits.reset(token)
+
+
 def check_may_build() -> None:
     """For everything that compiles. Raises NotKeptError within `only_kept`."""
     if not _builds.get():
@@ -63,6 +78,7 @@ def piece(key: Key, make: Callable[[], bytes]) -> bytes:
     Raises:
         Exception: any exception of `make`; nothing is then kept.
         NotKeptError: there is no such piece, and `only_kept` forbids making it.
+        InWorkError: another process is making it, and `without_waiting` forbids waiting for that.
     """
     store = user_cache() if key.lasting else None
     if store is None and _run_folder is not None:
@@ -93,5 +109,8 @@ def _lock(name: str) -> Iterator[None]:
         yield
         return
     with (_run_folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if _waits.get() else fcntl.LOCK_NB))
+        except BlockingIOError as error:
+            raise InWorkError from error
         yield

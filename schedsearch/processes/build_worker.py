@@ -14,7 +14,7 @@ from pathlib import Path
 
 from schedsearch.backend import BuildResult, CompileError, RejectedError, compile_source
 from schedsearch.backend.front_ends import front_end
-from schedsearch.backend.sharing import share_through
+from schedsearch.backend.sharing import InWorkError, share_through, without_waiting
 from schedsearch.backend.shipping import unpack
 from schedsearch.config import Config
 from schedsearch.measurement import MESSAGE_CHARACTERS, Outcome
@@ -65,6 +65,14 @@ Task = BuildTask | RangeTask | ReferenceTask | CallTask
 
 
 @dataclass(frozen=True)
+class Order:
+    """A task for a worker. `waits`: whether it waits for pieces that other workers are making, or postpones the task."""
+
+    task: Task
+    waits: bool
+
+
+@dataclass(frozen=True)
 class BuilderReady:
     """Sent once, when the compiler is imported."""
 
@@ -92,6 +100,15 @@ class BuildFinished:
     worn: str = ""
 
 
+@dataclass(frozen=True)
+class BuildPostponed:
+    """Sent instead of `BuildFinished`: another worker is making a piece of this candidate. Meanwhile this one can build
+    others. `worn` as there."""
+
+    token: int
+    worn: str
+
+
 def serve_builds(conn: ChildEnd, target: Target, shared_folder: Path) -> None:
     """Builds one task after another for `target`; the builders of a run share work through the folder."""
     with contextlib.suppress(OSError):
@@ -100,14 +117,20 @@ def serve_builds(conn: ChildEnd, target: Target, shared_folder: Path) -> None:
     _import_compiler(target, shared_folder)
     conn.send(BuilderReady())
     while True:
-        task: Task = conn.recv()
+        order: Order = conn.recv()
+        task = order.task
         conn.send(BuildStarted(task.token))
         started = time.monotonic()
         if isinstance(task, BuildTask):
             with contextlib.suppress(BaseException):  # the build below meets it again
                 _template_and_space(task.template, task.workload, target)
         before = process_state()
-        result, outcome, message = _build(task, target)
+        try:
+            with contextlib.nullcontext() if order.waits else without_waiting():
+                result, outcome, message = _build(task, target)
+        except InWorkError:
+            conn.send(BuildPostponed(task.token, changes(before)))
+            continue
         build_s = time.monotonic() - started
         try:
             conn.send(BuildFinished(task.token, result, outcome, message, build_s, changes(before)))
@@ -163,6 +186,8 @@ def _build(task: Task, target: Target) -> tuple[BuildResult | RangeResult | None
         return None, Outcome.REJECTED, _text(error)
     except CompileError as error:
         return None, Outcome.COMPILE_ERROR, _text(error)
+    except InWorkError:
+        raise
     except BaseException:  # the template's code is part of the candidate: SystemExit and the like are its failure, too
         return None, Outcome.COMPILE_ERROR, _traceback()
 

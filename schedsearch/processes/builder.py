@@ -25,8 +25,10 @@ from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome
 from schedsearch.processes.build_worker import (
     BuilderReady,
     BuildFinished,
+    BuildPostponed,
     BuildStarted,
     CallTask,
+    Order,
     Task,
 )
 from schedsearch.processes.process import ChildDiedError, ChildProcess, wait_for
@@ -55,11 +57,12 @@ _BUILDS_TO_RECOVER = 50
 @dataclass
 class _Queued:
     """A candidate or a reference on its way: `number` is that of the request, `lost` counts workers that were lost before
-    they began it."""
+    they began it, and `waits` says that a worker has postponed it and the next one shall not."""
 
     task: Task
     number: int = 0
     lost: int = 0
+    waits: bool = False
 
 
 @dataclass
@@ -190,7 +193,7 @@ class Builder(Submitting, Closing):
             queued = self._queue.popleft()
             if not worker.tasks and worker.ready:
                 worker.since_s = time.monotonic()
-            queued.number = worker.process.send(queued.task)
+            queued.number = worker.process.send(Order(queued.task, queued.waits))
             worker.tasks.append(queued)
 
     def _add_worker(self) -> _Worker | None:
@@ -268,8 +271,18 @@ class Builder(Submitting, Closing):
             worker.building = True
         elif isinstance(message, BuildFinished) and number == expected and worker.building:
             self._finish(worker, message)
+        elif isinstance(message, BuildPostponed) and number == expected and worker.building and not worker.tasks[0].waits:
+            self._postpone(worker, message)
         else:
             raise worker.process.dismiss(f"it sent {type(message).__name__} for request {number} out of turn")
+
+    def _postpone(self, worker: _Worker, message: BuildPostponed) -> None:
+        """Another worker makes what this candidate needs, so the next ones are built first."""
+        queued = worker.tasks.popleft()
+        queued.waits, worker.building = True, False
+        self._queue.append(queued)
+        if message.worn:
+            self._give_back(worker)
 
     def _finish(self, worker: _Worker, message: BuildFinished) -> None:
         task = worker.tasks.popleft().task
