@@ -210,6 +210,7 @@ def test_workers_that_are_killed_cost_no_result(fleet: Cluster, tmp_path: Path) 
     )  # fmt: skip
     records = records_of(tmp_path / "r.db")
     assert told.kills >= 3 and once(records)
+    wait_for_workers(fleet, 2)  # the last ones that were killed come again for the next test
     assert summary.new_trials == 24 == sum(event.counted for event in told.trials)
     trials = [record for record in records if not record.final_race and record.measurement.outcome.is_trial]
     reported = {(event.workload, event.config) for event in told.trials if event.counted}
