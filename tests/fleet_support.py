@@ -50,7 +50,7 @@ class Cluster:
     ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, *command], stdout=log, stderr=log, start_new_session=True,
+                [sys.executable, *command], stdout=log, stderr=log, start_new_session=True, cwd=self.folder,
                 env={**os.environ, **(environment or {})},
             )  # fmt: skip
 

@@ -227,12 +227,9 @@ def test_branches_read_values_from_outside(read: Any, flag: bool) -> None:
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_branches_of_different_shapes_run_there_with_what_hides_these(read: Any, flag: bool) -> None:
+def test_branches_of_different_shapes_compute_what_is_behind_them_too(read: Any, flag: bool) -> None:
     network = check(resized(), {"x": image(1, 8, 6, 6), "flag": np.array(flag)}, read=read)
-    (subgraph,) = subgraphs_of(network)
-    assert subgraph.sources == ("either", "largest")
-    assert subgraph.reasons[0].startswith("If: the shape of 'either.out' is [1,8,")
-    assert set(subgraph.reads) == {"flag", "c.out"}
+    assert subgraphs_of(network) == [] and "either.out" not in network.values
 
 
 def test_nodes_without_a_known_shape_run_there_together(read: Any) -> None:
@@ -431,6 +428,28 @@ def test_shapes_that_follow_from_numbers_are_not_observed(runtime: Any, read: An
     net.node("Relu", net.node("NonZero", "x", name="places"))
     with pytest.raises(ModelError, match=r"the shape of 'relu1.out' at node"):
         lower_with_subgraphs(read(net.model()), anything)
+
+
+def selected() -> Any:
+    """y = relu(If(flag: pixels of a mask, else the others)): as many for all truths and the flag as for none without it."""
+
+    def branch(name: str, mask: str, *before: Any) -> Any:
+        nodes = [*before, helper.make_node("Compress", ["x", mask], [f"{name}.y"], name=name)]
+        return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}.y", 1, None)])
+
+    net = Model(8)
+    others = branch("others", "turned", helper.make_node("Not", ["mask"], ["turned"]))
+    net.node("Relu", net.node("If", "flag", name="either", then_branch=branch("chosen", "mask"), else_branch=others))
+    model = net.model()
+    for name, shape in (("flag", []), ("mask", [8])):
+        model.graph.input.append(helper.make_tensor_value_info(name, TensorProto.BOOL, shape))
+    return model
+
+
+@pytest.mark.integrations
+def test_a_shape_by_an_input_of_truths_is_not_observed(runtime: Any, read: Any) -> None:
+    with pytest.raises(ModelError, match=r"the shape of '.*' at node"):
+        lower_with_subgraphs(read(selected()), anything)
 
 
 @pytest.mark.integrations

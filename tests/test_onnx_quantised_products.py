@@ -14,7 +14,7 @@ pytest.importorskip("onnxscript")
 from onnx import helper  # noqa: E402
 from test_onnx_contributed import check as check_contributed  # noqa: E402
 from test_onnx_contributed import integers  # noqa: E402
-from test_onnx_products import Arrays, lowered, model_of, numbers, operators  # noqa: E402
+from test_onnx_products import Arrays, load, lower, lowered, model_of, numbers, operators  # noqa: E402
 
 import schedsearch  # noqa: E402
 from schedsearch.network.evaluate import evaluate  # noqa: E402
@@ -209,6 +209,32 @@ def test_weights_in_blocks_are_read_as_floats(bits: int) -> None:
         found, numbers(3, 4, 6).astype(np.float64) @ (whole * scales[np.arange(6) // 2]), rtol=1e-5, atol=1e-5
     )
     assert operators(network) == ["dense"]
+
+
+@pytest.mark.parametrize("outputs", [(), ("w",), ("d",), ("w", "d")])
+def test_quantised_weights_of_a_product_can_have_other_readers_and_leave_the_network(outputs: tuple[str, ...]) -> None:
+    """The product reads integers; an Add reads the numbers that they stand for, and a Gather the integers."""
+    inputs = {"x": numbers(1, 4, 3), "u": numbers(2, 2, 3, 4), "rows": np.array([2, 0])}
+    weights: dict[str, Array] = {
+        "w": integers(3, np.int8, 3, 4), "s": np.array([0.5, 0.25, 1, 2], np.float32), "z": np.zeros(4, np.int8),
+        "xs": np.array(0.1, np.float32), "xz": np.array(4, np.uint8),
+    }  # fmt: skip
+    nodes = [
+        node("QuantizeLinear", "x xs xz", "xq"), node("DequantizeLinear", "xq xs xz", "xd"),
+        node("DequantizeLinear", "w s z", "d", axis=1), node("MatMul", "xd d", "m"), node("QuantizeLinear", "m xs xz", "y"),
+        node("Add", "u d", "sum"), node("Gather", "w rows", "chosen"),
+    ]  # fmt: skip
+    model = model_of(nodes, inputs, weights, ["y", "sum", "chosen", *outputs])
+    for port in model.graph.output:
+        if port.name == "w":  # nothing makes it, so nothing tells its dtype
+            port.CopyFrom(helper.make_tensor_value_info("w", onnx.TensorProto.INT8, [3, 4]))
+    found = evaluate(lower(load(model).graph()), inputs)
+    w = weights["w"].astype(np.float64) * weights["s"]
+    rounded = np.clip(np.rint(inputs["x"] / weights["xs"]) + 4, 0, 255) - 4
+    y = np.clip(np.rint(rounded @ w) + 4, 0, 255)
+    wanted = {"y": y, "sum": inputs["u"] + w, "chosen": weights["w"][[2, 0]], "w": weights["w"], "d": w}
+    for name in ("y", "sum", "chosen", *outputs):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-6)
 
 
 @pytest.mark.long

@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from schedsearch.closing import Closing
 from schedsearch.errors import AwayError, DeviceBusyError, DeviceError
 from schedsearch.fleet import host
-from schedsearch.fleet.client import Fleet
 from schedsearch.launch import Artifact
 from schedsearch.measurement import Measurement
 from schedsearch.processes.builder import Built
 from schedsearch.target import Target
 from schedsearch.verification.reference import reference_name
 from schedsearch.workload import Workload
+
+if TYPE_CHECKING:
+    from schedsearch.fleet.client import Fleet
 
 BATCH = 4
 _PREPARE_S = 900.0  # more than a runner allows itself, its processes that start included

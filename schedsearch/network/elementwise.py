@@ -173,7 +173,7 @@ class _Expression:
         constant, producer = folded(value), value.producer()
         if producer is not None and producer.op_type == "DequantizeLinear" and not problem(producer):  # also of constants
             assert producer.inputs[0] is not None
-            text = self._conversion(producer, self._input(producer.inputs[0]))
+            text = self._conversion(producer, self._array(node, producer.inputs[0]))
             if text is None:
                 return None
             found = Element(text, "float")
@@ -192,9 +192,15 @@ class _Expression:
             return Element(whole_literal(int(constant.flat[0])), "number")
         if constant.size == 1 and abs(float(constant.flat[0])) <= MOST_LITERAL:
             return Element(literal(float(constant.flat[0])), "number")
+        return Element(self._array(node, value, constant), _kind_of(_constant_dtype(constant)))
+
+    def _array(self, node: ir.Node, value: ir.Value, constant: Array | None = None) -> str:
+        """The name of an input: of a constant, these numbers or the value's own, with all axes of the result."""
+        constant = constant_of(value) if constant is None else constant
+        if constant is None:
+            return self._input(value)
         shape = (*(1,) * (len(extents_of(node, self.y)) - constant.ndim), *constant.shape)
-        name = self._input(Constant(str(value.name), axes_of(len(shape)), constant.reshape(shape)))
-        return Element(name, _kind_of(_constant_dtype(constant)))
+        return self._input(Constant(str(value.name), axes_of(len(shape)), constant.reshape(shape)))
 
     def _linear(self, node: ir.Node, place: int, name: str) -> str | None:
         """A scale or zero point: constants, or one number that is computed."""

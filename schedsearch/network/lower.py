@@ -192,10 +192,11 @@ class _Graph:
     Attributes:
         taken: nodes that belong to a chain.
         needed: values that a chain reads.
+        arrays: names of `needed` and of outputs; no constant has one of them.
         unread: conversions between numbers and integers, and transpositions, whose results nothing reads.
         calls: place of the last node of each chain, and what the chain became.
         members: name of a kernel call -> the nodes of its chain.
-        fixed: outputs that are constants; no other constant has one of their names.
+        fixed: outputs that are constants.
     """
 
     model: ir.Model
@@ -211,6 +212,7 @@ class _Graph:
     bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = field(default_factory=dict)
     taken: set[ir.Node] = field(default_factory=set)
     needed: set[ir.Value] = field(default_factory=set)
+    arrays: frozenset[str] = frozenset()
     unread: set[ir.Node] = field(default_factory=set)
     calls: list[tuple[int, AnyNode]] = field(default_factory=list)
     members: dict[str, tuple[ir.Node, ...]] = field(default_factory=dict)
@@ -231,6 +233,7 @@ class _Graph:
             self.needed.update(value for value in node.inputs if value is not None and value.const_value is None)
         self._views_of_transposes(places)
         chains = self._chains(places, depths_of(places))
+        self.arrays = frozenset(str(value.name) for value in (*self.needed, *self.model.graph.outputs))
         chains = without_slices(chains, self.unread, self.slices) if self.cuts else chains
         for chain in without_concatenations(chains, self.slices, self.cuts):
             chain.nodes.sort(key=places.__getitem__)
@@ -378,7 +381,7 @@ class _Graph:
         if not isinstance(operand, Constant):
             return self._value(operand)
         name, number = operand.name, 1
-        while name in self.fixed or ((known := self.constants.get(name)) is not None and not _same(known, operand)):
+        while name in self.arrays or ((known := self.constants.get(name)) is not None and not _same(known, operand)):
             number += 1
             name = f"{operand.name}.{number}"
         self.constants.setdefault(name, replace(operand, name=name))

@@ -7,6 +7,7 @@ fails.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,10 +94,13 @@ def _port(value: ir.Value) -> Any:
 
 
 def _numbers(value: ir.Value, turn: int) -> Array:
-    """An input of the first or second run: other signs, other whole numbers and truths. No 0, by which a node may divide."""
+    """An input of the first or second run: other signs, other whole numbers, more and fewer truths. No number is 0, by which
+    a node may divide."""
     assert value.shape is not None and value.dtype is not None
     shape, dtype = value.shape.numpy(), value.dtype.numpy()
-    if dtype.kind != "f":
-        return np.full(shape, 1 + turn if dtype.kind in "iu" else not turn).astype(dtype)
+    if dtype.kind in "iu":
+        return np.full(shape, 1 + turn).astype(dtype)
+    if dtype.kind != "f":  # every second one, from the first, and every third one, from the second
+        return np.asarray(np.arange(math.prod(shape)) % (2 + turn) == turn).reshape(shape).astype(dtype)
     numbers = np.random.default_rng(turn).standard_normal(shape)
     return np.asarray(-np.abs(numbers) if turn else numbers).astype(dtype)
