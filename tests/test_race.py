@@ -73,6 +73,12 @@ class TestTheWinner:
         assert judged([entrant(1, 96, 96, sustained_ns=124), default]) == [NONE, WON]
         assert judged([entrant(1, 96, 96, sustained_ns=104), default]) == [WON, NONE]
 
+    def test_never_took_longer_than_the_default(self) -> None:
+        """Equal to the fastest in noise, and slower than a default that the same noise leaves behind the fastest."""
+        fastest, default = entrant(1, *[100.0] * 9), entrant(0, *[102.0] * 9, is_anchor=True, is_default=True)
+        noisy = entrant(2, *[96.0, 110.0, 98.0, 104.0, 103.0, 95.0, 106.0, 97.0, 108.0], neighbours_ns=101.0)
+        assert judged([fastest, default, noisy]) == [WON, NONE, TIED]
+
     def test_of_an_empty_race_is_nobody(self) -> None:
         assert judged([]) == []
 

@@ -130,7 +130,8 @@ def judged(entrants: Sequence[Entrant]) -> list[Verdict]:
     """The verdict on each entrant of a race, of which one has won if there is any.
 
     The fastest is the one whose worst phase is best: a phase (burst, and sustained where kernels are long) counts by the
-    time over the least of that phase. Whatever cannot be told from the fastest is tied with it. Of these wins
+    time over the least of that phase. Whatever cannot be told from the fastest is tied with it. An entrant that took
+    longer than a default cannot win, however noisy it is, unless it is what the task gets without tuning. Of the others wins
 
     1. the configuration that the task gets without tuning, then the default of another template: nothing is gained by
        another one;
@@ -144,7 +145,9 @@ def judged(entrants: Sequence[Entrant]) -> list[Verdict]:
     scores = [max(time / best for time, best in zip(_phases(each), least)) for each in entrants]
     fastest = entrants[scores.index(min(scores))]
     tied = [each for each in entrants if each is fastest or not _is_slower(each.measurement, fastest.measurement)]
-    winner = min(tied, key=_preference)
+    default = min((score for score, each in zip(scores, entrants) if each.is_anchor or each.is_default), default=math.inf)
+    behind = [each for score, each in zip(scores, entrants) if score > default and not each.is_anchor]
+    winner = min((each for each in tied if not any(each is other for other in behind)), key=_preference)
     return [
         Verdict.WON if each is winner else Verdict.TIED if any(each is other for other in tied) else Verdict.NONE
         for each in entrants
