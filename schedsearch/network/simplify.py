@@ -9,7 +9,7 @@ what may be folded is decided here, by bytes. Its rules are used where they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +23,14 @@ from schedsearch.network.control.loops import unroll
 from schedsearch.network.control.sequences import read_sequences
 from schedsearch.network.control.tails import move_tails
 from schedsearch.network.evaluated import computed
-from schedsearch.network.facts import INTEGERS, RANDOM, dtype_of, has_bodies, is_onnx, name_of
+from schedsearch.network.facts import INTEGERS, RANDOM, dtype_of, has_bodies, is_onnx, name_of, partial_extents
 from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.new_nodes import constant
 from schedsearch.network.node_rules import check_nodes
 from schedsearch.network.shapes import infer_functions
 from schedsearch.network.transposed import write_pads
-from schedsearch.typed import GivenParams
+from schedsearch.typed import Array, GivenParams
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -101,6 +101,7 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
             padded,
             whole,
             bool(found),
+            _fold_identities(model),
             _fold(model),
             rules(model).modified,
             fuse(model),
@@ -340,8 +341,6 @@ def _inferred(node: ir.Node, opsets: Mapping[str, int]) -> Mapping[str, Any]:
 
 def _fold(model: ir.Model) -> bool:
     """Folds what onnxscript leaves: nodes with several results."""
-    import onnx_ir as ir
-
     changed = False
     for node in [node for graph in graphs_of(model.graph) for node in graph]:
         if not is_foldable(node, model.opset_imports):
@@ -349,13 +348,32 @@ def _fold(model: ir.Model) -> bool:
         arrays = computed(node, model.opset_imports)
         if arrays is None:
             continue
-        for old, array in zip([value for value in node.outputs if value.name], arrays):
-            tensor = ir.tensor(array, name=old.name)
-            new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            old.name = f"{old.name}.computed"
-            model.graph.register_initializer(new)
-        assert node.graph is not None
-        node.graph.remove(node, safe=True)
+        _become(model, node, arrays)
         changed = True
     return changed
+
+
+def _fold_identities(model: ir.Model) -> bool:
+    """Folds each EyeLike of an array whose shape is known: it reads nothing else of it."""
+    changed = False
+    for node in [node for graph in graphs_of(model.graph) for node in graph if node.op_type == "EyeLike"]:
+        shape, y = partial_extents(node, 0), node.outputs[0]
+        if not is_onnx(node) or shape is None or len(shape) != 2 or None in shape or y.dtype is None:
+            continue
+        _become(model, node, [np.eye(*shape, k=node.attributes.get_int("k", 0), dtype=y.dtype.numpy())])
+        changed = True
+    return changed
+
+
+def _become(model: ir.Model, node: ir.Node, arrays: Sequence[Array]) -> None:
+    """Puts constants in the place of a node's results that have a name."""
+    import onnx_ir as ir
+
+    for old, array in zip([value for value in node.outputs if value.name], arrays):
+        tensor = ir.tensor(array, name=old.name)
+        new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+        old.name = f"{old.name}.computed"
+        model.graph.register_initializer(new)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)

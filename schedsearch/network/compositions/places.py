@@ -1,7 +1,6 @@
 """Nodes that compare places with numbers, or choose elements by places that are known or computed.
 
 - OneHot and Trilu compare with the numbers 0, 1, 2 ... along an axis, inside the element-wise chain that reads them.
-- EyeLike is a constant.
 - Tile views each axis as two, and repeats the first of them.
 - ArgMax and ArgMin are TopK of one number: of equal ones the first, or the last one of the array read backwards. A NaN is
   larger than all numbers. Hardmax compares places with that of the largest number.
@@ -20,7 +19,6 @@ from schedsearch.network.chain import Chain, Read
 from schedsearch.network.compositions.steps import Steps, extents
 from schedsearch.network.element_texts import NUMBERS
 from schedsearch.network.facts import constant_input, constant_of, dtype_of, name_of, optional_input
-from schedsearch.network.new_nodes import constant
 from schedsearch.ops.data_movement import AXES
 from schedsearch.ops.topk import DTYPES as RANKED
 
@@ -106,29 +104,6 @@ def _one_hot(model: ir.Model, node: ir.Node) -> None:
         )
     steps.add("Where", [hot, on, off], made)
     steps.replace()
-
-
-def _eye_problem(node: ir.Node) -> str:
-    shape = extents(node.outputs[0]) or extents(node.inputs[0])
-    return "has an input of unknown extents" if shape is None else ""
-
-
-def _eye(model: ir.Model, node: ir.Node) -> None:
-    """A constant."""
-    import onnx_ir as ir
-
-    y = node.outputs[0]
-    shape = extents(node.inputs[0])
-    assert shape is not None and y.dtype is not None
-    array = np.eye(shape[0], shape[1], k=node.attributes.get_int("k", 0)).astype(y.dtype.numpy())
-    fixed = constant(model, f"{y.name}.eye", array)
-    name = str(y.name)
-    ir.convenience.replace_all_uses_with(y, fixed, replace_graph_outputs=True)
-    model.graph.remove(node, safe=True)
-    if fixed.is_graph_output():
-        model.graph.initializers.pop(str(fixed.name))
-        fixed.name = name
-        model.graph.register_initializer(fixed)
 
 
 def _trilu_problem(node: ir.Node) -> str:
@@ -313,7 +288,6 @@ def _compress(model: ir.Model, node: ir.Node) -> None:
 
 _RULES: Mapping[str, tuple[_Problem, Callable[[Any, Any], None]]] = {
     "OneHot": (_one_hot_problem, _one_hot),
-    "EyeLike": (_eye_problem, _eye),
     "Trilu": (_trilu_problem, _trilu),
     "Tile": (_tile_problem, _tile),
     **dict.fromkeys(("ArgMax", "ArgMin"), (_extreme_problem, _extreme)),
@@ -333,5 +307,9 @@ def _left(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     return f"{name_of(node)} {_RULES[node.op_type][0](node)}"
 
 
+def _eye_left(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
+    return f"{name_of(node)} has an input of unknown extents"  # others were folded
+
+
 REWRITTEN: Mapping[str, Callable[[Any, Any], None]] = dict.fromkeys(_RULES, _rewrite)
-LEFT: Mapping[str, Read] = dict.fromkeys(_RULES, _left)
+LEFT: Mapping[str, Read] = {**dict.fromkeys(_RULES, _left), "EyeLike": _eye_left}

@@ -1,0 +1,32 @@
+"""Constants that follow from shapes, wherever they are read, beside NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+
+from compared_models import lowered, normal, referred  # noqa: E402
+from onnx_support import Net  # noqa: E402
+
+
+@pytest.mark.parametrize("k", [-1, 0, 2])
+def test_an_identity_matrix_that_is_reduced_is_a_constant(k: int) -> None:
+    net = Net(3, 5)
+    net.node("Add", "x", net.node("ReduceSum", net.node("EyeLike", "x", k=k), net.row(0)))
+    x = normal(3, 5)
+    (found,) = referred(net.model(), {"x": x})
+    np.testing.assert_allclose(found, x + np.eye(3, 5, k).sum(0), rtol=1e-6)
+    assert len(lowered(net.model()).nodes) == 1
+
+
+def test_an_identity_matrix_can_be_an_output_and_have_a_dtype_of_its_own() -> None:
+    net = Net(2, 3)
+    eye = net.node("EyeLike", "x", dtype=onnx.TensorProto.INT64)
+    net.results = [net.node("Relu", "x"), eye]
+    x = normal(2, 3)
+    _, found = referred(net.model(), {"x": x})
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, np.eye(2, 3))
