@@ -357,10 +357,13 @@ def _fold_identities(model: ir.Model) -> bool:
     """Folds each EyeLike of an array whose shape is known: it reads nothing else of it."""
     changed = False
     for node in [node for graph in graphs_of(model.graph) for node in graph if node.op_type == "EyeLike"]:
-        shape, y = partial_extents(node, 0), node.outputs[0]
-        if not is_onnx(node) or shape is None or len(shape) != 2 or None in shape or y.dtype is None:
+        shape, kind = partial_extents(node, 0), node.outputs[0].dtype
+        if not is_onnx(node) or shape is None or len(shape) != 2 or kind is None:
             continue
-        _become(model, node, [np.eye(*shape, k=node.attributes.get_int("k", 0), dtype=y.dtype.numpy())])
+        rows, columns = shape
+        if rows is None or columns is None:
+            continue
+        _become(model, node, [np.eye(rows, columns, k=node.attributes.get_int("k", 0), dtype=kind.numpy())])
         changed = True
     return changed
 
