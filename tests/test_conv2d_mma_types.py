@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conv2d_numpy import numpy_conv2d
 from conv2d_support import run_on_cpu
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from mma_emulated import emulate
 
@@ -218,6 +218,8 @@ COMPILED: list[tuple[Target, dict[str, Any]]] = [
     (AMPERE_86, dict(LAYER, dtype="float32", precision="tf32", epilogue=["bias", "relu"])),
     (H200, dict(LAYER, dtype="float32")),
     (H200, dict(LAYER, dtype="float8_e4m3", epilogue=["dequantise", "bias"])),
+    (PRESETS["rtx4090"], dict(LAYER, dtype="float8_e4m3", epilogue=["dequantise", "bias"])),
+    (PRESETS["rtx5090"], dict(LAYER, dtype="float8_e5m2", weight_dtype="float8_e4m3")),
 ]  # fmt: skip
 
 
@@ -234,11 +236,11 @@ def test_the_default_compiles_without_spills_or_local_memory(target: Target, sha
 # --- Supported workloads -------------------------------------------------------------------------------------------------
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    dtype = draw(st.sampled_from(["int8", "uint8", "float32"]))
+    dtype = draw(st.sampled_from(["int8", "uint8", "float32", "float8_e4m3"]))
     groups, block = draw(st.sampled_from([1, 1, 2, 3, 32])), draw(st.sampled_from([0, 1, 4, 12, 32]))
     layout = {0: "NHWC", 1: "NCHW"}.get(block, f"NCHW{block}c")
     r, s = draw(st.integers(1, 7)), draw(st.integers(1, 7))
-    whole = dtype != "float32"
+    whole = dtype in ("int8", "uint8")
     return conv2d(
         n=draw(st.sampled_from([1, 2, 7, 100_000])), h=draw(st.integers(1, 300)), w=draw(st.integers(1, 300)),
         c=groups * max(block, 1) * draw(st.sampled_from([1, 2, 3, 16, 64])),
@@ -247,13 +249,14 @@ def workloads(draw: st.DrawFn) -> Workload:
         groups=groups, dtype=dtype, layout=layout,
         weight_dtype=draw(st.sampled_from(["int8", "uint8"])) if whole else None,
         zero_points=draw(st.sampled_from([[], ["x"]])) if whole else [],
-        precision="fp32" if whole else draw(st.sampled_from(["fp32", "tf32"])),
+        precision=draw(st.sampled_from(["fp32", "tf32"])) if dtype == "float32" else "fp32",
     )  # fmt: skip
 
 
 @given(w=workloads(), target=st.sampled_from(list(PRESETS.values())))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_default_is_legal_and_its_grids_are_possible(w: Workload, target: Target) -> None:
+    assume(not w.dtype.startswith("float8") or target.compute_capability >= (8, 9))
     assert TEMPLATE.validate(w, target) is None
     space = TEMPLATE.space(w, target)
     config = TEMPLATE.default(w, target, space)
@@ -271,6 +274,21 @@ def test_threads_of_a_default_that_copies_small_pieces_have_enough_registers(dty
         if TEMPLATE.validate(layer, target) is None:
             space = TEMPLATE.space(layer, target)
             assert space.check(TEMPLATE.default(layer, target, space)) == []
+
+
+@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"a100"}))
+def test_fragments_of_float8_take_more_registers_only_where_they_are_widened(preset: str) -> None:
+    """Code for compute capability 8.9 and 12 has QMMA, which takes four numbers in a register; other code has HMMA, behind
+    conversions to fp16."""
+    target = PRESETS[preset]
+    widened = target.compute_capability not in ((8, 9), (12, 0))
+    of_512_threads = dict(SMALL, bm=128, bn=128, wm=32, stages=2, loads="copies", batch="folded")
+    problems = TEMPLATE.space(conv2d(**{**LAYER, "dtype": "float8_e4m3"}), target).check(of_512_threads)
+    assert ["registers (estimated)" in each for each in problems] == [True] * widened
+    for shape in (LAYER, dict(LAYER, c=1, padding=0, k=256), dict(LAYER, k=32), dict(LAYER, n=256)):
+        layer = conv2d(**{**shape, "dtype": "float8_e4m3"})
+        space = TEMPLATE.space(layer, target)
+        assert space.check(TEMPLATE.default(layer, target, space)) == []
 
 
 def test_the_first_workloads_have_no_further_knobs() -> None:

@@ -92,10 +92,16 @@ class Conv2dMma(Template[Conv2dParams]):
         filled = (merged for merged, gemm in gemms.by_merged.items() if gemm.c >= gemm.mma.chunk and gemm.k >= 16)
         gemm = gemms.by_merged[next(filled, max(gemms.by_merged))]
         chunk, unit, element_bytes = gemm.mma.chunk, gemm.mma.k, gemm.element_bytes
+        word = gemm.mma.registers_per_word(target.compute_capability)
 
         sizes_m, sizes_n = (tile_sizes((16, 32, 64, 128), extent) for extent in (gemm.m, gemm.k))
         tiling = least_cost(
-            (gemm.tiling(bm, bn, bound=False) for bm in sizes_m for bn in sizes_n),
+            (
+                gemm.tiling(bm, bn, bound=False)
+                for bm in sizes_m
+                for bn in sizes_n
+                if word < 4 or bm * bn < 128 * 128  # fragments that are widened leave registers for half of that
+            ),
             target.sms,
             lambda tile: tile.bm * tile.bn + 64 * (tile.bm + tile.bn),
         )
@@ -107,14 +113,14 @@ class Conv2dMma(Template[Conv2dParams]):
             long = bm * bn <= 64 * 32 and gemm.depth >= 64 * unit
             # Of a larger tile, long steps halve the barriers, if two stages of them fit.
             deep = 64 * 128 <= bm * bn < 128 * 128 and gemm.c % (8 * unit) == 0 and gemm.depth >= 64 * unit
-            deep = deep and gemm.mma.registers_per_word == 1
+            deep = deep and word == 1
             deep = deep and shared_bytes(bm, bn, 8 * unit * element_bytes, 2, 1) <= budget
             bk = 8 * unit if long or deep else 4 * unit if bm * bn < 128 * 128 else 2 * unit
         if gemm.piece_x == chunk:
-            large = bm * bn >= 128 * 64 and gemm.mma.registers_per_word < 4
+            large = bm * bn >= 128 * 64 and word < 4
             wm, wn = min(bm, 64 if large else 32), min(bn, 32)
         else:
-            wm, wn = _warp_tile_of_small_copies(bm, bn, gemm.mma.registers_per_word)
+            wm, wn = _warp_tile_of_small_copies(bm, bn, word)
         warps = (bm // wm) * (bn // wn)
         steps = ceil_div(gemm.depth, bk)
         # More warps hide the latency of a small tile with a long reduction.
@@ -140,8 +146,6 @@ def _warp_tile_of_small_copies(bm: int, bn: int, registers_per_word: int) -> tup
     """The tile of a warp that copies many small pieces. With one row per thread the copies are unrolled, so their latencies
     overlap; so many threads must have enough registers for the parts of split products, and for float8 that is widened.
     """
-    if bm * bn * registers_per_word >= 4 * 128 * 128:
-        return 64, 32
     if bm == 128 and bn * registers_per_word >= 256:
         return 32, 32
     return 16, max(16, bn // 2)

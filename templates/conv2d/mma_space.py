@@ -70,11 +70,11 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
 
 
 def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]]:
-    mma = gemms.single.mma
+    mma, word = gemms.single.mma, gemms.single.mma.registers_per_word(target.compute_capability)
 
     def registers(k: Columns) -> Any:
         """An estimate: accumulators, fragments of one step, three values per loaded row, addresses and counters."""
-        fragments = (k["wm"] // 4 + k["wn"] // 2) * mma.registers_per_word
+        fragments = (k["wm"] // 4 + k["wn"] // 2) * word
         return k["accumulators"] + fragments + 4 * k["rows_x"] + 40
 
     def consumers(k: Columns) -> Any:

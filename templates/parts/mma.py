@@ -63,13 +63,17 @@ class Mma:
         """Numba's type of an accumulator, for the local array that holds them."""
         return getattr(types, self.accumulator)
 
-    @property
-    def registers_per_word(self) -> int:
+    def registers_per_word(self, capability: tuple[int, int]) -> int:
         """Registers that 32 bits of a fragment take: parts and rests of split products; float8 that the compiler widens.
 
-        Only compute capability 8.9 and 12.0 multiply float8 by mma.sync; others convert it to float16 first.
+        Compute capability 8.9 and 12 multiply float8 by mma.sync (QMMA); others convert it to float16 first (HMMA).
+
+            >>> Mma("float8_e4m3").registers_per_word((8, 9)), Mma("float8_e4m3").registers_per_word((9, 0))
+            (1, 4)
         """
-        return 2 if self.products == 3 else 4 if self.dtype.startswith("float8") else 1
+        if self.dtype.startswith("float8"):
+            return 1 if capability == (8, 9) or capability[0] == 12 else 4
+        return 2 if self.products == 3 else 1
 
     def multiply(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
         """`multiply(acc, a, b)`: 32 bytes of k of a warp's tile; see `ptx.mma_warp_tile`."""
