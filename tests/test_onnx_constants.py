@@ -30,3 +30,12 @@ def test_an_identity_matrix_can_be_an_output_and_have_a_dtype_of_its_own() -> No
     _, found = referred(net.model(), {"x": x})
     assert found.dtype == np.int64
     np.testing.assert_array_equal(found, np.eye(2, 3))
+
+
+def test_a_constant_that_a_product_reads_can_be_an_output() -> None:
+    net = Net(2)
+    half = net.node("Constant", value=onnx.numpy_helper.from_array(np.float32(0.5)))
+    net.results = [net.node("Mul", half, "x"), half]
+    halves, found = referred(net.model(), {"x": np.array([1, 3], np.float32)})
+    np.testing.assert_array_equal(halves, [0.5, 1.5])
+    assert found == 0.5

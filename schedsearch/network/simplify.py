@@ -114,6 +114,7 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
         is_new = bodies < before
         if is_new:
             rewrite_contributed(model)
+    _lift_outputs(model)
     for tidy in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.LiftSubgraphInitializersToMainGraphPass(),
@@ -368,13 +369,23 @@ def _fold_identities(model: ir.Model) -> bool:
     return changed
 
 
-def _become(model: ir.Model, node: ir.Node, arrays: Sequence[Array]) -> None:
+def _lift_outputs(model: ir.Model) -> None:
+    """Makes initializers of the Constants that are outputs, which onnx_ir's pass leaves."""
+    import onnx_ir as ir
+
+    for node in [node for node in model.graph if node.op_type == "Constant" and is_onnx(node)]:
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+        if tensor is not None and node.outputs[0].is_graph_output():
+            _become(model, node, [tensor])
+
+
+def _become(model: ir.Model, node: ir.Node, numbers: Sequence[Array | ir.TensorProtocol]) -> None:
     """Puts constants in the place of a node's results that have a name."""
     import onnx_ir as ir
 
-    for old, array in zip([value for value in node.outputs if value.name], arrays):
-        tensor = ir.tensor(array, name=old.name)
-        new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    for old, each in zip([value for value in node.outputs if value.name], numbers):
+        tensor = ir.tensor(each, name=old.name)
+        new = ir.Value(name=old.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.shape), const_value=tensor)
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
         old.name = f"{old.name}.computed"
         model.graph.register_initializer(new)
