@@ -88,6 +88,19 @@ class TestText:
         config = " ".join(f"{name}={value}" for name, value in task.failure.config.items())
         assert f"The first, the default ({config}): {task.failure.outcome}: {task.failure.message}" in task.why_invalid
 
+    @pytest.mark.parametrize(
+        ("outcome", "message", "reason"),
+        [
+            (Outcome.RUN_TIMEOUT, "killed", "run_timeout: killed. What to do: if the kernel may loop forever, correct it; "),
+            (Outcome.COMPILE_ERROR, "no x.", "compile_error: no x. What to do: correct what the message says"),
+            (Outcome.WORKER_LOST, "killed by SIGSEGV; its last words:\nThread 1\n  File 2", "SIGSEGV. What to do: "),
+        ],
+    )
+    def test_the_remedy_is_that_of_the_outcome(self, outcome: Outcome, message: str, reason: str) -> None:
+        (task,) = World(behaviour=lambda candidate: outcome).tune(trials=5).tasks
+        assert task.failure is not None
+        assert reason in replace(task, failure=replace(task.failure, message=message)).why_invalid
+
     def test_a_task_with_one_valid_configuration_has_no_reason(self) -> None:
         behaviour = lambda c: square_ns(c) if c.config["x"] < 8 else Outcome.WRONG_ANSWER  # noqa: E731
         (task,) = World(behaviour=behaviour).tune(trials=20).tasks

@@ -138,8 +138,9 @@ def _optimised_ir(step: KernelStep, entry: str) -> str:
                 pipeline_class=_inlining_compiler(),
             )  # fmt: skip
             link_and_optimise(result.library)
-    except errors.NumbaError as error:
-        raise CompileError(f"kernel {step.function.__name__}: {message_once(error)}") from error
+    except Exception as error:  # Numba's own errors for unsupported code are not all NumbaErrors
+        kind = "" if isinstance(error, errors.NumbaError) else f"{type(error).__name__}: "
+        raise CompileError(f"kernel {step.function.__name__}: {kind}{message_once(error)}") from error
     module = llvm.parse_assembly(result.library.get_llvm_str())
     native = result.fndesc.llvm_func_name
     for number, value in enumerate([*module.functions, *module.global_variables]):

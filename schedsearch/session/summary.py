@@ -163,14 +163,26 @@ class TaskSummary:
         failure = self.failure
         which = self.untuned if failure.is_default else f"{failure.template}:"
         config = " ".join(f"{name}={value}" for name, value in failure.config.items())
+        # What the process said before it died is long, and in the record.
+        message = failure.message.partition("; its last words:")[0].strip()
+        reason = f"{failure.outcome}: {message}".rstrip(". ")
+        first = f"The first, {which} ({config}): {reason}. What to do: {self._remedy(failure)}"
+        return f"all trials failed ({counts(self.failures)}). {first}"
+
+    def _remedy(self, failure: Failure) -> str:
+        own = self.workload.op == "own_kernel"
+        if failure.outcome is Outcome.RUN_TIMEOUT:
+            return (
+                "if the kernel may loop forever, correct it; if it is slow, give it more time (run_timeout_s, or timeout "
+                "under measure of a workload file)"
+            )
+        if failure.outcome is Outcome.WORKER_LOST and own:
+            return "see which elements the kernel reads and writes; one outside of its arrays ends the process"
         if failure.outcome is not Outcome.WRONG_ANSWER:
-            remedy = "correct what the message says"
-        elif self.workload.op == "own_kernel":
-            remedy = "correct the kernel, or its reference"
-        else:
-            remedy = f"the template {failure.template} computes this workload wrongly: please report it to its author"
-        reason = f"{failure.outcome}: {failure.message.strip()}".rstrip(". ")
-        return f"all trials failed ({counts(self.failures)}). The first, {which} ({config}): {reason}. What to do: {remedy}"
+            return "correct what the message says"
+        if own:
+            return "correct the kernel, or its reference"
+        return f"the template {failure.template} computes this workload wrongly: please report it to its author"
 
     def result_row(self, name: str, computes: bool) -> ResultRow:
         """A row of `RunSummary.result_table`. `computes` says whether its rate is of operations or of bytes."""
