@@ -250,6 +250,26 @@ def test_nodes_that_no_template_takes_run_there(read: Any) -> None:
     assert (subgraph.sources, subgraph.reasons) == (("pool",), ("MaxPool: no pools here",))
 
 
+def test_a_kernel_reads_integers_that_a_part_makes_and_dequantises(read: Any) -> None:
+    def no_elements(workload: Any) -> str:
+        return "no elements here" if workload.op == "elementwise" else ""
+
+    net = Model(2, 4)
+    scale, zero = net.numbers(0.125), net.numbers(0, dtype=np.int8)
+    real = net.node("DequantizeLinear", net.node("QuantizeLinear", "x", scale, zero, name="whole"), scale, zero)
+    weight = net.node("DequantizeLinear", net.weight("codes", 4, 3, dtype=np.int8), scale, zero)
+    product = net.node("MatMul", real, weight, name="product")
+    back = net.node("DequantizeLinear", net.node("QuantizeLinear", product, scale, zero), scale, zero)
+    net.results = [net.node("Softsign", real), back]
+    x = np.random.default_rng(0).integers(-20, 20, (2, 4)).astype(np.float32) / 8
+    network = lower_with_subgraphs(read(net.model()), no_elements)
+    assert "whole.out" in subgraphs_of(network)[0].writes
+    assert any(node.arguments["x"] == "whole.out" for node in network.nodes if node.name == "product")
+    values = evaluate(network, {"x": x})
+    for name, wanted in zip(net.results, ReferenceEvaluator(net.model()).run(None, {"x": x})):
+        np.testing.assert_allclose(values[name], wanted, rtol=1e-6)
+
+
 def test_results_of_unknown_shape_are_refused(read: Any) -> None:
     net = Model(1, 8, 6, 6)
     net.node("NonZero", net.conv("x", 8, 8), name="places")

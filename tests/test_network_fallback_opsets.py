@@ -52,7 +52,7 @@ HARD = [node("HardSigmoid", ["x"], ["s"], name="gate", alpha=1 / 6), node("Mul",
         *((HARD, opset) for opset in (9, 13, 17)),
         *(
             ([node(op, ["x"], ["y"], axes=[1], name="sum")], opset)
-            for op in ("ReduceL2", "ReduceLogSumExp")
+            for op in ("ReduceL2", "ReduceLogSumExp", "ReduceProd")
             for opset in (11, 13)
         ),
         ([node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("Softmax", ["t"], ["y"], axis=1)], 13),

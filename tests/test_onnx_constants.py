@@ -39,3 +39,13 @@ def test_a_constant_that_a_product_reads_can_be_an_output() -> None:
     halves, found = referred(net.model(), {"x": np.array([1, 3], np.float32)})
     np.testing.assert_array_equal(halves, [0.5, 1.5])
     assert found == 0.5
+
+
+def test_an_output_that_is_a_weight_has_the_dtype_of_that() -> None:
+    net = Net(2)
+    net.results = [net.node("Relu", "x"), net.row(3, 4)]
+    model = net.model()
+    model.graph.output[1].ClearField("type")
+    _, found = referred(model, {"x": normal(2)})
+    assert found.dtype == np.int64
+    np.testing.assert_array_equal(found, [3, 4])

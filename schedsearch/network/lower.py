@@ -240,7 +240,7 @@ class _Graph:
             made = self._node(chain)
             self.members[made.name] = tuple(chain.nodes)
             self.calls.append((places[chain.nodes[-1]], made))
-        for cut in self.subgraphs:
+        for cut in (each.with_writes(self.needed) for each in self.subgraphs):
             if cut.writes:
                 self.calls.append((max(map(places.__getitem__, cut.reasons)), self._subgraph(cut)))
         for node, bodies in self.bodies.items():

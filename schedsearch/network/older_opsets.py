@@ -2,7 +2,7 @@
 
 Rewriting makes nodes of a later opset than the model declares: x * Sigmoid(x) becomes Swish, which opset 24 has. Kernels
 compute them whatever the model declares; for ONNX Runtime they become the nodes of its opset that ONNX defines them by. It
-also makes several nodes of one, which have one name.
+also makes several nodes of one, which have one name, and products of more than two arrays.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def _in_opset(node: onnx.NodeProto, opset: int, types: Mapping[str, onnx.TypePro
     Raises:
         ModelError: ONNX does not define it by operators of the opset.
     """
+    if node.op_type == "Mul" and len(node.input) > 2:
+        return _in_pairs(node)
     if node.domain not in ("", "ai.onnx") or _has(node.op_type, opset):
         return [node]
     import onnx
@@ -94,6 +96,16 @@ def _in_opset(node: onnx.NodeProto, opset: int, types: Mapping[str, onnx.TypePro
                 if name and name not in outer:
                     names[place] = f"{node.output[0]}/{name}"
     return made
+
+
+def _in_pairs(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """A product of several arrays as products of two."""
+    from onnx import helper
+
+    (y,) = node.output
+    results = [*(f"{y}/{number}" for number in range(len(node.input) - 2)), y]
+    lefts = [node.input[0], *results]
+    return [helper.make_node("Mul", pair[:2], pair[2:], name=node.name) for pair in zip(lefts, node.input[1:], results)]
 
 
 def _has(op: str, opset: int) -> bool:

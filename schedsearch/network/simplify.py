@@ -370,13 +370,17 @@ def _fold_identities(model: ir.Model) -> bool:
 
 
 def _lift_outputs(model: ir.Model) -> None:
-    """Makes initializers of the Constants that are outputs, which onnx_ir's pass leaves."""
+    """Makes initializers of the Constants that are outputs, which onnx_ir's pass leaves, and gives all of these their dtype,
+    which a file need not say."""
     import onnx_ir as ir
 
     for node in [node for node in model.graph if node.op_type == "Constant" and is_onnx(node)]:
         tensor = ir.convenience.get_const_tensor(node.outputs[0])
         if tensor is not None and node.outputs[0].is_graph_output():
             _become(model, node, [tensor])
+    for value in model.graph.outputs:
+        if value.type is None and value.const_value is not None:
+            value.type = ir.TensorType(value.const_value.dtype)
 
 
 def _become(model: ir.Model, node: ir.Node, numbers: Sequence[Array | ir.TensorProtocol]) -> None:

@@ -10,7 +10,7 @@ See docs/decisions/143-parts-in-onnx-runtime.md.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from schedsearch.network.facts import FLOATS, dtype_of, extents_of, is_onnx, name_of
@@ -39,6 +39,12 @@ class Cut:
     reasons: Mapping[ir.Node, str]
     reads: tuple[ir.Value, ...]
     writes: tuple[ir.Value, ...]
+
+    def with_writes(self, needed: Collection[ir.Value]) -> Cut:
+        """The same, which also writes what others need of it: kernels read 8-bit numbers before a DequantizeLinear, which
+        may itself be inside."""
+        made = dict.fromkeys(value for node in self.reasons for value in node.outputs)
+        return replace(self, writes=tuple(value for value in made if value in self.writes or value in needed))
 
 
 def without_shape(model: ir.Model) -> dict[ir.Node, str]:
