@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bandwidth_support import H200, default, emulated, verdict
-from test_data_movement_cuda import Emulated
+from data_movement_support import Emulated
 
 import schedsearch
 from schedsearch import concat, depth_to_space, elementwise, pad, pool2d, resize, space_to_depth, strided_slice, transpose
