@@ -34,6 +34,7 @@ TRIES = 6  # configurations, until one fits
 SEQUENCES = schedsearch.depthwise_conv1d(n=8, c=64, t=1024, taps=4)
 FURTHER = {
     "conv2d_tcgen05": schedsearch.conv2d(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=["bias", "relu"]),
+    "matmul_tcgen05": schedsearch.dense(m=512, n=1024, k=1024, dtype="float8_e4m3", epilogue=["bias"]),
     "conv2d_reordered": schedsearch.conv2d(
         n=8, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3, layout="NCHW", output_layout="NHWC"
     ),

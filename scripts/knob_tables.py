@@ -27,7 +27,7 @@ from schedsearch import (
 )
 from schedsearch.space import ConfigSpace
 from schedsearch.target import PRESETS, Target
-from schedsearch.template import load_template
+from schedsearch.template import Template, load_template
 from schedsearch.workload import Workload
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "templates.md"
@@ -49,6 +49,7 @@ CPU = Target("cpu", "a CPU", sms=4, simd_bits=256, l2_bytes=32 << 20)
 Docs = dict[str, str]  # of knobs
 
 _INTEGERS = (
+    dict(dtype="int8", weight_dtype="int8", out_dtype="int32"),
     dict(groups=32, dtype="int8", weight_dtype="int8", out_dtype="int32"),
     dict(c=24, k=24, dtype="int8", weight_dtype="int8", out_dtype="int32", layout="NCHW24c", weight_layout="OIHW24o24i"),
 )
@@ -83,7 +84,7 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     dtype = "float32" if template.kind == "cpu" else "float16"
     if "dense" in template.ops:
         products = [dense(m=m, n=128, k=128, dtype=each) for m in (2, 64) for each in (dtype, "float32", "int8")]
-        return [template.space(workload, target) for workload in products if template.validate(workload, target) is None]
+        return _spaces(template, products, target)
     if template.op == "depthwise_conv2d":
         depthwise = depthwise_conv2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1, dtype=dtype)
         directions = [depthwise.replace(direction=each) for each in ("forward", "grad_input", "grad_weight", "grad_both")]
@@ -121,10 +122,15 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
     others += [many.replace(layout="NCHW", weight_layout="OIHW")]
     others += [each.replace(layout="NCHW", weight_layout="OIHW", output_layout="NHWC") for each in (many, many.replace(c=3))]
     others += [many.replace(**change) for change in _INTEGERS]
+    return _spaces(template, [many, *others], target)
+
+
+def _spaces(template: Template, workloads: list[Workload], target: Target) -> list[ConfigSpace]:
+    """Those of the workloads that the template supports on a target, or else on a card with tensor memory."""
     for card in (target, PRESETS["b200"]):
-        if taken := [w for w in (many, *others) if template.validate(w, card) is None]:
+        if taken := [workload for workload in workloads if template.validate(workload, card) is None]:
             return [template.space(workload, card) for workload in taken]
-    raise AssertionError(f"no workload for {template_name}")
+    raise AssertionError(f"no workload for {template.name}")
 
 
 def docs_of(template_name: str) -> Docs:

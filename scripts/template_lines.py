@@ -53,6 +53,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "matmul_wgmma": "matmul.cuda",
     "matmul_mma": "matmul.cuda",
     "matmul_simt": "matmul.cuda",
+    "matmul_tcgen05": "matmul.cuda",
     "matmul_cpu": "matmul.cpu",
     "matmul_cpu_int8": "matmul.cpu",
     "pool2d_planes_cuda": "pool2d.cuda_planes",

@@ -19,7 +19,13 @@ from schedsearch.testing.kernel_threads import Threads
 
 LANES, COLUMNS = 128, 512
 SWIZZLE_BYTES = {2: 128, 4: 64, 6: 32}  # by the mode in bits 61 to 63 of a shared memory descriptor
-FORMATS = {0: "float16", 1: "bfloat16"}  # of kind::f16
+FORMATS = {  # of an operand, by the kind of the instruction and the bits of its descriptor
+    "f16": {0: "float16", 1: "bfloat16"},
+    "tf32": {2: "float32"},
+    "f8f6f4": {0: "float8_e4m3", 1: "float8_e5m2"},
+    "i8": {0: "uint8", 1: "int8"},
+}
+SUMS = {1: "float32", 2: "int32"}
 FIRST_COLUMN = 96  # that a block gets: addresses of sums are not 0
 
 
@@ -27,6 +33,7 @@ class TensorBlock(HopperBlock):
     def __init__(self, threads: Threads, size: int, shared_bytes: int, index: int) -> None:
         super().__init__(threads, size, shared_bytes, index)
         self.tensor = np.full((LANES, COLUMNS), np.nan)  # float64, which holds every sum of these tests exactly
+        self.sums = ""  # their dtype
         self.columns = range(0)  # those that the block has
         self.products: list[Callable[[], None]] = []  # that were started
         self.finished = 0  # of them
@@ -70,12 +77,12 @@ class TensorEmulator(ClusterEmulator):
     fence_after = fence_before
 
     # --- products -------------------------------------------------------------------------------------------------------
-    def multiply_steps(self, k_steps: int) -> Callable[..., None]:
+    def multiply_steps(self, k_steps: int, kind: str) -> Callable[..., None]:
         def multiply(tensor: int, a: int, b: int, instruction: int, accumulate: int) -> None:
             for step in range(k_steps):
                 more = bool(step or accumulate)
-                product = functools.partial(self._product, self.block, tensor, a + 2 * step, b + 2 * step, instruction, more)
-                self.block.products.append(product)
+                at = tensor, a + 2 * step, b + 2 * step
+                self.block.products.append(functools.partial(self._product, self.block, kind, *at, instruction, more))
 
         return multiply
 
@@ -91,36 +98,42 @@ class TensorEmulator(ClusterEmulator):
         self._start(complete)
 
     @staticmethod
-    def _product(block: Any, tensor: int, a: int, b: int, instruction: int, accumulate: bool) -> None:
-        """D = A x B transposed (+ D): 128 rows x N in float32, 32 bytes of k."""
-        assert instruction >> 4 & 3 == 1 and instruction & 0xF == 0, "sums are not float32, or the product is sparse"
+    def _product(block: Any, kind: str, tensor: int, a: int, b: int, instruction: int, accumulate: bool) -> None:
+        """D = A x B transposed (+ D): 128 rows x N in float32 or int32, 32 bytes of k."""
+        assert instruction & 0xF == 0, "the product is sparse, or its sums saturate"
+        block.sums = SUMS[instruction >> 4 & 3]
+        assert block.sums == ("int32" if kind == "i8" else "float32")
         assert instruction >> 13 & 0xF == 0, "an operand is negated, or not K-major"
         rows, columns = (instruction >> 24 & 0x1F) * 16, (instruction >> 17 & 0x3F) * 8
         assert rows == LANES and columns in range(16, 257, 16)
         assert tensor >> 16 == 0 and set(range(tensor, tensor + columns)) <= set(block.columns)
         left, right = (
-            _operand(block, descriptor, count, FORMATS[instruction >> place & 7])
+            _operand(block, descriptor, count, FORMATS[kind][instruction >> place & 7])
             for descriptor, count, place in ((a, rows, 7), (b, columns, 10))
         )
         sums = block.tensor[:, tensor : tensor + columns]
         with np.errstate(invalid="ignore", over="ignore"):
             sums[:] = left @ right.T + (sums if accumulate else 0)
+        if block.sums == "int32":
+            sums[:] = sums.astype(np.int64).astype(np.int32)  # wrapped around
 
     # --- lanes and registers --------------------------------------------------------------------------------------------
-    def load_lane(self, columns: int) -> Callable[..., None]:
+    def load_lane(self, columns: int, accumulator: str) -> Callable[..., None]:
         def load(values: list[Any], tensor: int) -> None:
             self.warp_barrier()
             lane, column = tensor >> 16, tensor & 0xFFFF
             assert lane == self.thread.number // 32 % 4 * 32, "a warp reads lanes of another one"
             assert set(range(column, column + columns)) <= set(self.block.columns)
-            values[:] = self.block.tensor[lane + self.thread.number % 32, column : column + columns].astype(np.float32)
+            assert accumulator == self.block.sums
+            found = self.block.tensor[lane + self.thread.number % 32, column : column + columns]
+            values[:] = found.astype(accumulator).tolist()
 
         return load
 
-    def store_shared_row(self, columns: int) -> Callable[..., None]:
+    def store_shared_row(self, columns: int, accumulator: str) -> Callable[..., None]:
         def store(values: list[Any], shared: int) -> None:
             for first in range(0, columns, 4):
-                self._shared(int(shared) + 4 * first, 16).view(np.float32)[:] = values[first : first + 4]
+                self._shared(int(shared) + 4 * first, 16).view(accumulator)[:] = values[first : first + 4]
 
         return store
 

@@ -78,10 +78,11 @@ class TestTcgen05(OwnTemplates):
     accepted = (
         conv2d(32, 28, 28, 128, 128, 3, padding=1, epilogue=("bias", "residual", "relu")),
         conv2d(2, 9, 9, 32, 21, 3, groups=1, stride=2, dtype="bfloat16", out_dtype="float32"),
+        conv2d(2, 9, 9, 48, 24, 3, dtype="uint8", weight_dtype="int8", zero_points=["x", "weight"], epilogue=["requantise"]),
     )
     refused = (
         (conv2d(1, 8, 8, 12, 16, 3), "12 channels"),
-        (conv2d(1, 8, 8, 16, 16, 3, dtype="int8"), "int8"),
+        (conv2d(1, 8, 8, 16, 16, 3, dtype="float32"), "fp32"),
         (conv2d(1, 80, 80, 16, 16, 3, stride=9), "stride"),
     )
 

@@ -55,6 +55,7 @@ BUILT_IN = {
     "matmul_wgmma": "schedsearch.templates.matmul.cuda:MatmulWgmma",
     "matmul_mma": "schedsearch.templates.matmul.cuda:MatmulMma",
     "matmul_simt": "schedsearch.templates.matmul.cuda:MatmulSimt",
+    "matmul_tcgen05": "schedsearch.templates.matmul.cuda:MatmulTcgen05",
     "matmul_cpu": "schedsearch.templates.matmul.cpu:MatmulCpu",
     "matmul_cpu_int8": "schedsearch.templates.matmul.cpu:MatmulCpuInt8",
     "pool2d_planes_cuda": "schedsearch.templates.pool2d.cuda_planes:Pool2dPlanesCuda",

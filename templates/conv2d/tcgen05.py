@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda, types
+from numba import cuda
 
 from schedsearch.backend.ops import shared_base
 from schedsearch.config import Config
 from schedsearch.launch import MAX_GRID_X
 from schedsearch.ops.conv2d import Conv2dParams
+from schedsearch.ops.conv2d_formats import INTEGERS
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
@@ -37,14 +38,15 @@ from schedsearch.templates.parts.tensor_memory import LANES, WARP_LANES, Product
 from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.workload import Workload
 
-DTYPES = ("float16", "bfloat16")
+FLOATS = tuple(dtype for dtype in mma.DTYPES if dtype not in INTEGERS)
+NO_INTEGERS = (10, 3)  # compute capability
 STAGES = tuple(range(2, 9))
 SHAPED_BY = frozenset({"part"})  # names that the kernel captures; see `KernelStep`
 FURTHER_BYTES = 2 * BARRIER_BYTES  # the barrier of a complete tile, and the address of the sums
 
 
 class Conv2dTcgen05(Template[Conv2dParams]):
-    """conv2d of 16-bit floats with sums in float32, every epilogue of conv2d_mma, on compute capability 10."""
+    """conv2d of floats up to TF32, int8 and uint8, with every epilogue of conv2d_mma, on compute capability 10."""
 
     name = "conv2d_tcgen05"
     version = 1
@@ -57,12 +59,15 @@ class Conv2dTcgen05(Template[Conv2dParams]):
         if target.compute_capability[0] != 10:
             got = ".".join(map(str, target.compute_capability))
             return f"tcgen05 needs compute capability 10, got {got}"
-        if w.dtype not in DTYPES:
-            return f"dtype is {w.dtype}; allowed: {', '.join(DTYPES)}"
+        if w.dtype in INTEGERS and target.compute_capability == NO_INTEGERS:
+            return f"tcgen05 multiplies {w.dtype} on compute capability 10.0, got 10.3; allowed here: {', '.join(FLOATS)}"
+        if w.dtype == "float32" and w.precision != "tf32":
+            return f"precision is {w.precision}; allowed: tf32"
         return self._MMA.validate(workload, target) or mma_tma.tma_problem(workload, target) or _ends_problem(workload)
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         gemm = Gemm.of(workload)
+        unit = gemm.mma.k
 
         def shared(k: Columns) -> Any:
             return tma_shared_bytes(LANES, k["bn"], k["bk"] * gemm.element_bytes, k["stages"], 1, False) + FURTHER_BYTES
@@ -70,7 +75,7 @@ class Conv2dTcgen05(Template[Conv2dParams]):
         return ConfigSpace(
             knobs=[
                 Knob("bn", (16, 32, 64, 128, 256), "output channels of a block's tile, which has 128 pixels"),
-                Knob("bk", (16, 32, 64), "depth of one step along the reduction: channels of one tap"),
+                Knob("bk", _depths(gemm), "depth of one step along the reduction: channels of one tap"),
                 Knob("stages", STAGES, "shared buffers in the ring"),
                 BAND,
             ],
@@ -91,7 +96,7 @@ class Conv2dTcgen05(Template[Conv2dParams]):
                 Constraint(
                     "bn is less than twice the output channels of a group", lambda k: below_twice(k["bn"], 16, gemm.k)
                 ),
-                Constraint("bk is less than twice the channels of a group", lambda k: below_twice(k["bk"], 16, gemm.c)),
+                Constraint("bk is less than twice the channels of a group", lambda k: below_twice(k["bk"], unit, gemm.c)),
                 Constraint(
                     "bk divides the channels of a group, if others follow them in x",
                     lambda k: (gemm.c % k["bk"] == 0) | (not _others_follow(workload)),
@@ -114,14 +119,23 @@ class Conv2dTcgen05(Template[Conv2dParams]):
             lambda tile: LANES * tile.bn + 64 * (LANES + tile.bn),
         )
         exact = _others_follow(workload)
-        bks = [bk for bk in tile_sizes((16, 32, 64), gemm.c) if not exact or gemm.c % bk == 0]
+        bks = [bk for bk in tile_sizes(_depths(gemm), gemm.c) if not exact or gemm.c % bk == 0]
         bk = min(bks, key=lambda bk: (ceil_div(gemm.c, bk) * bk, -bk))
         tried = (Config(bn=tiling.bn, bk=bk, stages=stages, band=tiling.band) for stages in reversed(STAGES))
         return next(config for config in tried if not space.check(config))
 
     def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
-        plan = TensorPlan.of_config(workload, config)
-        return mma.source_of(workload, plan, build_kernel, SHAPED_BY, arch=f"{target.architecture}a")
+        return source_of(workload, target, TensorPlan.of_config(workload, config))
+
+
+def source_of(workload: Workload[Conv2dParams], target: Target, plan: Plan) -> KernelSource:
+    """The steps of one plan; see `mma.source_of`."""
+    return mma.source_of(workload, plan, build_kernel, SHAPED_BY, arch=f"{target.architecture}a")
+
+
+def _depths(gemm: Gemm) -> tuple[int, int, int]:
+    """Channels of a step: rows of 32, 64 and 128 bytes."""
+    return gemm.mma.k, 2 * gemm.mma.k, 4 * gemm.mma.k
 
 
 def _others_follow(workload: Workload[Conv2dParams]) -> bool:
@@ -130,9 +144,9 @@ def _others_follow(workload: Workload[Conv2dParams]) -> bool:
 
 
 def _ends_problem(workload: Workload[Conv2dParams]) -> str | None:
-    channels = workload.params.c // workload.params.groups
-    if _others_follow(workload) and channels % 16:
-        return f"a group of several, or a slice of x, has {channels} channels; allowed: multiples of 16"
+    gemm = Gemm.of(workload)
+    if _others_follow(workload) and gemm.c % gemm.mma.k:
+        return f"a group of several, or a slice of x, has {gemm.c} channels; allowed: multiples of {gemm.mma.k}"
     return None
 
 
@@ -161,7 +175,7 @@ def build_kernel(
     workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
 ) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x's map, weight's map, y, *epilogue.params)."""
-    product = Product(workload.params.dtype, plan.bn)
+    product = Product(workload.params.dtype, plan.bn, workload.params.weight_dtype)
     steps, stages, consumers, bn, k_total = plan.steps, plan.stages, plan.consumers, plan.bn, plan.gemm.k
     stage_bytes, x_bytes, staged_row_bytes = plan.stage_bytes, plan.x_bytes, plan.staged_row_bytes
     full_offset, allocated, part = plan.barrier_offset, product.allocated, min(bn, 32)  # columns of a load
@@ -169,7 +183,9 @@ def build_kernel(
     load_tiles, store = mma_tma.loads(workload, plan), output(workload, plan, epilogue, corrections)
     initialise, (take, advance) = pipeline.initialise, pipeline.consumer(stages)
     matrix, multiply = product.matrix(plan.row_bytes), product.steps(plan.bk // product.k)
-    load_lane, store_row = tensor_memory.load_lane(part), tensor_memory.store_shared_row(part)
+    sum_type = plan.gemm.mma.accumulator_type
+    load_lane = tensor_memory.load_lane(part, product.accumulator)
+    store_row = tensor_memory.store_shared_row(part, product.accumulator)
     meet, warm = ptx.group_barrier(1, consumers), warm_operands(workload, epilogue.params)
 
     def kernel(xmap: Any, wmap: Any, y: Any, *operands: Any) -> None:
@@ -211,7 +227,7 @@ def build_kernel(
                 warm(u32(thread % 32), i32(group * k_total + k_first), i32(min(bn, k_left)), operands)
             ptx.mbarrier_wait(complete, u32(0))
             tensor_memory.fence_after()
-            values = cuda.local.array(part, types.float32)
+            values = cuda.local.array(part, sum_type)
             lane = u32(sums + (thread // 32 * 32 << 16))
             row = u32(shared + thread * staged_row_bytes)
             for first in range(0, bn, part):

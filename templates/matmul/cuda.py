@@ -1,4 +1,4 @@
-"""Products of matrices on a GPU by kernels of conv2d: matmul_wgmma, matmul_mma and matmul_simt.
+"""Products of matrices on a GPU by kernels of conv2d: matmul_wgmma, matmul_mma, matmul_simt and matmul_tcgen05.
 
 Each makes the convolution of `Convolution` and asks the template of conv2d for its space, its default and its kernel. These
 read x as MK and weight as NK. Other layouts are transposed first, by a step of `layout_transform.repack`; that of a constant
@@ -19,7 +19,7 @@ from schedsearch.ops.products import MatrixProductParams
 from schedsearch.space import ConfigSpace
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Template
-from schedsearch.templates.conv2d import mma, simt
+from schedsearch.templates.conv2d import mma, simt, tcgen05
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.mma_sizes import Plan as MmaPlan
 from schedsearch.templates.conv2d.simt_sizes import Plan as SimtPlan
@@ -135,6 +135,20 @@ class MatmulSimt(_MatmulCuda):
         if product.own_weights:
             plan = dataclasses.replace(plan, bound=True, own_weights=True)
         return simt.source_of(product.workload, target, plan)
+
+
+class MatmulTcgen05(_MatmulCuda):
+    """dense and batch_matmul on compute capability 10, with sums in tensor memory; dtypes of conv2d_tcgen05."""
+
+    name = "matmul_tcgen05"
+    version = tcgen05.Conv2dTcgen05.version
+    inner = tcgen05.Conv2dTcgen05()
+
+    def source(self, product: Convolution, target: Target, config: Config) -> KernelSource:
+        plan: MmaPlan = tcgen05.TensorPlan.of_config(product.workload, config)
+        if product.own_weights:
+            plan = dataclasses.replace(plan, bound=True, own_weights=True)
+        return tcgen05.source_of(product.workload, target, plan)
 
 
 def _one_product(product: Convolution) -> Workload[Conv2dParams]:

@@ -21,13 +21,22 @@ from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts.casts import u64
 from schedsearch.templates.parts.hopper import SWIZZLE_ROWS
+from schedsearch.templates.parts.ptx import REGISTER
 
 K_BYTES = 32  # of one instruction
 LANES, COLUMNS = 128, 512
 LEAST_COLUMNS = 32  # that a block can get; it gets powers of two
 WARP_LANES = 32
-_FORMATS = {"float16": 0, "bfloat16": 1}  # of an operand of kind::f16
-_FLOAT32 = 1  # the format of sums
+_OPERANDS = {  # dtype -> the kind of its products, and its format in their instruction descriptor
+    "float16": ("f16", 0),
+    "bfloat16": ("f16", 1),
+    "float32": ("tf32", 2),
+    "float8_e4m3": ("f8f6f4", 0),
+    "float8_e5m2": ("f8f6f4", 1),
+    "uint8": ("i8", 0),
+    "int8": ("i8", 1),
+}
+_SUMS = {"float32": 1, "int32": 2}  # the format of sums
 
 # --- A block's part of tensor memory -----------------------------------------------------------------------------------
 allocate = device_op(  # writes the address of columns to shared memory; waits for other blocks if there are not enough
@@ -55,13 +64,13 @@ commit = device_op(
 
 # --- Products ------------------------------------------------------------------------------------------------------------
 @functools.cache
-def multiply_steps(k_steps: int) -> Callable[..., None]:
+def multiply_steps(k_steps: int, kind: str) -> Callable[..., None]:
     """`multiply(tensor, a, b, instruction, accumulate)`: `k_steps` products of 32 bytes of k, operands in shared memory.
 
     `a` and `b` are descriptors of K-major matrices, which advance by 32 bytes; `instruction` is that of `Product`. With
     accumulate = 0 the first product overwrites the sums.
     """
-    product = "tcgen05.mma.cta_group::1.kind::f16 [$tensor], da, db, $instruction, p; "
+    product = f"tcgen05.mma.cta_group::1.kind::{kind} [$tensor], da, db, $instruction, p; "
     advance = "add.s64 da, da, 2; add.s64 db, db, 2; setp.ne.b32 p, 1, 0; "
     return device_op(
         "tensor_multiply",
@@ -74,18 +83,32 @@ def multiply_steps(k_steps: int) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class Product:
-    """Products of 128 rows x `columns` with sums in float32.
+    """Products of 128 rows x `columns` with sums in float32, or of integers in int32, which wrap around.
 
         >>> Product("bfloat16", 64).k, hex(Product("bfloat16", 64).instruction)
         (16, '0x8100490')
+        >>> Product("uint8", 64, "int8").kind, hex(Product("uint8", 64, "int8").instruction)
+        ('i8', '0x8100420')
 
     Attributes:
-        dtype: of both operands: float16 or bfloat16.
+        dtype: of both operands: float16, bfloat16, float32 (cut to TF32), float8_e4m3, float8_e5m2, int8 or uint8.
         columns: multiples of 16 up to 256.
+        dtype_b: of the second operand, if it differs: int8 and uint8 mix, and so do the float8 formats.
     """
 
     dtype: str
     columns: int
+    dtype_b: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Of the instruction. Compute capability 10.0 has all four; 10.3 has no `i8`."""
+        return _OPERANDS[self.dtype][0]
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype of sums. Sums of uint8 x uint8 are the same bits as uint32."""
+        return "float32" if dtype_of(self.dtype).is_float else "int32"
 
     @property
     def k(self) -> int:
@@ -95,9 +118,9 @@ class Product:
     @property
     def instruction(self) -> int:
         """The instruction descriptor: formats of the sums, of A and of B at bits 4, 7 and 10, columns / 8 at bit 17 and rows
-        / 16 at bit 24. Zeros say that both operands are K-major, not sparse and not negated."""
-        operand = _FORMATS[self.dtype]
-        return _FLOAT32 << 4 | operand << 7 | operand << 10 | self.columns // 8 << 17 | LANES // 16 << 24
+        / 16 at bit 24. Zeros say that both operands are K-major, not sparse and not negated; integers wrap around."""
+        (_, a), (_, b) = _OPERANDS[self.dtype], _OPERANDS[self.dtype_b or self.dtype]
+        return _SUMS[self.accumulator] << 4 | a << 7 | b << 10 | self.columns // 8 << 17 | LANES // 16 << 24
 
     @property
     def allocated(self) -> int:
@@ -106,7 +129,7 @@ class Product:
 
     def steps(self, count: int) -> Callable[..., None]:
         """`multiply(tensor, a, b, accumulate)`: `count` instructions along k."""
-        multiply, instruction = multiply_steps(count), self.instruction
+        multiply, instruction = multiply_steps(count, self.kind), self.instruction
 
         def steps(tensor: Any, a: Any, b: Any, accumulate: Any) -> None:
             multiply(tensor, a, b, instruction, accumulate)
@@ -131,24 +154,26 @@ class Product:
 
 # --- Lanes and registers: a thread has the lane of its warp's 32 that is its own number ------------------------------------
 @functools.cache
-def load_lane(columns: int) -> Callable[..., None]:
-    """`load(values, tensor)` reads `columns` (16 or 32) neighbouring columns of the thread's lane to a local array."""
+def load_lane(columns: int, accumulator: str) -> Callable[..., None]:
+    """`load(values, tensor)` reads `columns` (16 or 32) neighbouring columns of the thread's lane to an array of sums."""
     return device_op(
         "tensor_load_lane",
         f"tcgen05.ld.sync.aligned.32x32b.x{columns}.b32 {{$values}}, [$tensor]; tcgen05.wait::ld.sync.aligned;",
-        inout={"values": ("f32", columns)},
+        inout={"values": (REGISTER[accumulator], columns)},
         ins={"tensor": "u32"},
         convergent=True,
     )
 
 
 @functools.cache
-def store_shared_row(columns: int) -> Callable[..., None]:
-    """`store(values, shared)` writes a local array of float32 to 16-byte aligned shared memory."""
+def store_shared_row(columns: int, accumulator: str) -> Callable[..., None]:
+    """`store(values, shared)` writes a local array of sums to 16-byte aligned shared memory."""
     fours = [", ".join(f"$values[{first + i}]" for i in range(4)) for first in range(0, columns, 4)]
+    kind = REGISTER[accumulator]
+    word = "f32" if kind == "f32" else "b32"
     return device_op(
         "store_shared_row",
-        "\n".join(f"st.shared.v4.f32 [$shared+{16 * number}], {{{four}}};" for number, four in enumerate(fours)),
-        inout={"values": ("f32", columns)},
+        "\n".join(f"st.shared.v4.{word} [$shared+{16 * number}], {{{four}}};" for number, four in enumerate(fours)),
+        inout={"values": (kind, columns)},
         ins={"shared": "u32"},
     )
