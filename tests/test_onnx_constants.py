@@ -41,11 +41,15 @@ def test_a_constant_that_a_product_reads_can_be_an_output() -> None:
     assert found == 0.5
 
 
-def test_an_output_that_is_a_weight_has_the_dtype_of_that() -> None:
-    net = Net(2)
-    net.results = [net.node("Relu", "x"), net.row(3, 4)]
+def test_an_output_without_a_type_may_be_a_constant_that_others_read() -> None:
+    net = Net(2, 3)
+    diagonal = net.weight("diagonal", value=-1, dtype=np.int64)
+    net.results = [net.node("Trilu", "x", diagonal, upper=0), diagonal]
     model = net.model()
-    model.graph.output[1].ClearField("type")
-    _, found = referred(model, {"x": normal(2)})
+    for port in model.graph.output:
+        port.ClearField("type")
+    x = normal(2, 3)
+    below, found = referred(model, {"x": x})
+    np.testing.assert_array_equal(below, np.tril(x, -1))
     assert found.dtype == np.int64
-    np.testing.assert_array_equal(found, [3, 4])
+    assert found == -1

@@ -68,6 +68,7 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
 
     common.InlinePass()(model)
     _constants_are_no_inputs(model)
+    _type_constants(model)
     _drop_unnamed_masks(model)
     for node in model.graph:
         node.name = name_of(node)  # before a pass calls it "node"
@@ -179,6 +180,16 @@ def _constants_are_no_inputs(model: ir.Model) -> None:
     kept = [value for value in graph.inputs if value.name not in graph.initializers]
     if len(kept) < len(graph.inputs):
         graph.inputs[:] = kept
+
+
+def _type_constants(model: ir.Model) -> None:
+    """Gives constants the dtype and shape of their numbers: where one is an output, a file need not say them."""
+    import onnx_ir as ir
+
+    for value in model.graph.initializers.values():
+        if value.const_value is not None and value.type is None:
+            value.type = ir.TensorType(value.const_value.dtype)
+            value.shape = ir.Shape(value.const_value.shape)
 
 
 def _drop_unnamed_masks(model: ir.Model) -> None:
@@ -370,17 +381,13 @@ def _fold_identities(model: ir.Model) -> bool:
 
 
 def _lift_outputs(model: ir.Model) -> None:
-    """Makes initializers of the Constants that are outputs, which onnx_ir's pass leaves, and gives all of these their dtype,
-    which a file need not say."""
+    """Makes initializers of the Constants that are outputs, which onnx_ir's pass leaves."""
     import onnx_ir as ir
 
     for node in [node for node in model.graph if node.op_type == "Constant" and is_onnx(node)]:
         tensor = ir.convenience.get_const_tensor(node.outputs[0])
         if tensor is not None and node.outputs[0].is_graph_output():
             _become(model, node, [tensor])
-    for value in model.graph.outputs:
-        if value.type is None and value.const_value is not None:
-            value.type = ir.TensorType(value.const_value.dtype)
 
 
 def _become(model: ir.Model, node: ir.Node, numbers: Sequence[Array | ir.TensorProtocol]) -> None:
