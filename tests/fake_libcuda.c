@@ -1,14 +1,15 @@
-/* A libcuda that computes nothing and writes down every launch, for tests of the C export and of the launcher in Python.
+/* A libcuda that computes nothing and writes down every launch, for tests of the C export, of the launcher in Python and of
+ * graphs, and for benchmarks of the host's time (benchmarks/idle_driver.py), which let it take no notes.
  *
  * FAKE_LOG     file to which it appends a line for each call that tests look at
- * FAKE_PARAMS  file with a line for each kernel: its entry and the bytes of its parameters
+ * FAKE_PARAMS  file with a line for each kernel: its entry and the bytes of its parameters; without it they are not noted
  * FAKE_CC      compute capability, e.g. 90
  * FAKE_REFUSE  name of a function that fails with CUDA_ERROR_INVALID_VALUE
  *
  * Compiled with -DFAKE_OLD it lacks the libraries of CUDA 12.0.
  *
- * A tensor map is its arguments: a hash in the second word and the address in all others. There are 2 devices with 132
- * multiprocessors each.
+ * A tensor map is its arguments: a hash in the second word and the address in all others. There are 2 devices like an H200,
+ * whose memory is the host's. What is enqueued is done at once.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,18 +24,24 @@ enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY 
 
 typedef struct { int device; } Context;
 typedef struct { char entry[256]; int count; unsigned bytes[512]; } Function;
-typedef struct { Context *context; } Stream;
+typedef struct { Context *context; int number; } Stream;
 typedef struct { unsigned grid[3], block[3], shared; Stream *stream; void *attributes; unsigned attribute_count; } Config;
+typedef struct { Function *function; unsigned grid[3], block[3], shared; void **params, **extra, *kernel, *context; } NodeParams;
+typedef struct { int number; char *launch; } Node;
+typedef struct { int count; Node *nodes[256]; Context *context; } Graph;
 
 static Context primary[2] = {{0}, {1}};
 static _Thread_local Context *stack[16];
 static _Thread_local int depth;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+static const char *log_path; /* NULL: no notes */
+
+__attribute__((constructor)) static void look_for_log(void) { log_path = getenv("FAKE_LOG"); }
+
 static void note(const char *format, ...)
 {
-    const char *path = getenv("FAKE_LOG");
-    FILE *file = path ? fopen(path, "a") : NULL;
+    FILE *file = log_path ? fopen(log_path, "a") : NULL;
     va_list values;
     if (!file)
         return;
@@ -77,17 +84,41 @@ int cuCtxGetDevice(int *device)
 }
 int cuStreamCreate(Stream **stream, unsigned flags)
 {
+    static int count;
     (void)flags;
     *stream = malloc(sizeof **stream);
     (*stream)->context = current();
+    (*stream)->number = ++count;
     return 0;
 }
+int cuStreamDestroy_v2(Stream *stream) { free(stream); return 0; }
 int cuStreamGetCtx(Stream *stream, Context **context) { *context = stream->context; return 0; }
+int cuStreamIsCapturing(Stream *stream, int *status) { (void)stream; *status = 0; return 0; }
+int cuCtxSynchronize(void) { return current() ? 0 : INVALID_CONTEXT; }
+int cuDeviceGetName(char *name, int bytes, int device)
+{
+    (void)device;
+    snprintf(name, (size_t)bytes, "NVIDIA H200");
+    return 0;
+}
+int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, device + 1, 16); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)141 << 30; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     int capability = atoi(getenv("FAKE_CC") ? getenv("FAKE_CC") : "90");
     (void)device;
-    *value = attribute == 16 ? 132 : attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 0;
+    switch (attribute) {
+    case 13: *value = 1980000; break;           /* clock rate, kHz */
+    case 16: *value = 132; break;               /* multiprocessors */
+    case 38: *value = 60 << 20; break;          /* L2 cache */
+    case 39: *value = 2048; break;              /* threads per multiprocessor */
+    case 75: *value = capability / 10; break;
+    case 76: *value = capability % 10; break;
+    case 81: *value = 228 << 10; break;         /* shared memory per multiprocessor */
+    case 82: *value = 65536; break;             /* registers per multiprocessor */
+    case 97: *value = 227 << 10; break;         /* shared memory per block, opt-in */
+    default: *value = 0;
+    }
     return 0;
 }
 int cuMemAlloc_v2(uint64_t *address, size_t bytes)
@@ -105,12 +136,26 @@ int cuMemsetD8_v2(uint64_t address, unsigned char byte, size_t bytes)
 }
 int cuStreamSynchronize(Stream *stream) { (void)stream; return current() ? 0 : INVALID_CONTEXT; }
 int cuMemFree_v2(uint64_t address) { free((void *)(uintptr_t)address); return 0; }
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { memcpy((void *)(uintptr_t)to, from, bytes); return 0; }
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) { memcpy(to, (const void *)(uintptr_t)from, bytes); return 0; }
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream *stream)
+{
+    (void)stream;
+    note("copy %zu\n", bytes);
+    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+    return 0;
+}
 
 static int find(Function **function, const char *entry)
 {
-    FILE *file = fopen(getenv("FAKE_PARAMS"), "r");
+    const char *path = getenv("FAKE_PARAMS");
+    FILE *file = path ? fopen(path, "r") : NULL;
     static char line[8192];
     int found = 0;
+    if (!path) {
+        *function = calloc(1, sizeof **function);
+        return 0;
+    }
     pthread_mutex_lock(&lock);
     while (file && !found && fgets(line, sizeof line, file)) {
         char *word = strtok(line, " \n");
@@ -185,28 +230,120 @@ static int is_map(const uint64_t *map)
     return whole;
 }
 
-int cuLaunchKernelEx(const Config *config, Function *function, void **params, void **extra)
+static int is_refused(Function *function, void **params)
 {
-    char text[65536];
+    int number;
+    for (number = 0; number < function->count; number++)
+        if (function->bytes[number] == 128 && !is_map((const uint64_t *)params[number]))
+            return 1;
+    return 0;
+}
+
+/* What the driver reads of a launch, as text; the caller frees it. NULL if nobody reads it. */
+static char *described(const Function *function, const unsigned *grid, const unsigned *block, unsigned shared, void **params)
+{
     size_t at = 0;
     int number;
-    if (!current())
-        return INVALID_CONTEXT;
-    if (config->stream && config->stream->context != current())
-        return INVALID_HANDLE;
-    if (extra || config->attribute_count || refused("cuLaunchKernelEx"))
-        return INVALID_VALUE;
-    at += (size_t)sprintf(text, "launch %s %u,%u,%u %u,%u,%u %u", function->entry, config->grid[0], config->grid[1],
-                          config->grid[2], config->block[0], config->block[1], config->block[2], config->shared);
+    char *text;
+    if (!log_path)
+        return NULL;
+    text = malloc(65536);
+    at += (size_t)sprintf(text, "%s %u,%u,%u %u,%u,%u %u", function->entry, grid[0], grid[1], grid[2], block[0], block[1],
+                          block[2], shared);
     for (number = 0; number < function->count; number++) {
         unsigned byte;
         text[at++] = ' ';
         for (byte = 0; byte < function->bytes[number]; byte++)
             at += (size_t)sprintf(text + at, "%02x", ((const unsigned char *)params[number])[byte]);
-        if (function->bytes[number] == 128 && !is_map((const uint64_t *)params[number]))
-            return INVALID_VALUE;
     }
-    note("%s\n", text);
+    text[at] = 0;
+    return text;
+}
+
+int cuLaunchKernelEx(const Config *config, Function *function, void **params, void **extra)
+{
+    char *text;
+    if (!current())
+        return INVALID_CONTEXT;
+    if (config->stream && config->stream->context != current())
+        return INVALID_HANDLE;
+    if (extra || config->attribute_count || refused("cuLaunchKernelEx") || is_refused(function, params))
+        return INVALID_VALUE;
+    text = described(function, config->grid, config->block, config->shared, params);
+    note("launch %s\n", text);
+    free(text);
+    return 0;
+}
+
+/* Graphs of kernels. A node keeps what its parameters were when they were set. */
+int cuGraphCreate(Graph **graph, unsigned flags)
+{
+    *graph = calloc(1, sizeof **graph);
+    return (int)flags;
+}
+int cuGraphDestroy(Graph *graph) { (void)graph; return 0; } /* its nodes are those of its executable graph */
+
+static int set(Node *node, const NodeParams *params)
+{
+    if (is_refused(params->function, params->params))
+        return INVALID_VALUE;
+    free(node->launch);
+    node->launch = described(params->function, params->grid, params->block, params->shared, params->params);
+    return 0;
+}
+
+int cuGraphAddKernelNode_v2(Node **node, Graph *graph, Node **before, size_t count, const NodeParams *params)
+{
+    (void)before, (void)count;
+    if (graph->count == 256)
+        return INVALID_VALUE;
+    *node = calloc(1, sizeof **node);
+    (*node)->number = graph->count;
+    graph->nodes[graph->count++] = *node;
+    return set(*node, params);
+}
+int cuGraphAddDependencies_v2(Graph *graph, Node **from, Node **to, const void *edges, size_t count)
+{
+    (void)graph, (void)from, (void)to, (void)edges, (void)count;
+    return 0;
+}
+int cuGraphInstantiateWithFlags(Graph **executable, Graph *graph, unsigned long long flags)
+{
+    *executable = malloc(sizeof **executable);
+    **executable = *graph;
+    (*executable)->context = current();
+    return (int)flags;
+}
+int cuGraphExecDestroy(Graph *executable)
+{
+    int number;
+    for (number = 0; number < executable->count; number++) {
+        free(executable->nodes[number]->launch);
+        free(executable->nodes[number]);
+    }
+    free(executable);
+    return 0;
+}
+int cuGraphExecKernelNodeSetParams_v2(Graph *executable, Node *node, const NodeParams *params)
+{
+    (void)executable;
+    note("update %d\n", node->number);
+    return refused("cuGraphExecKernelNodeSetParams") ? INVALID_VALUE : set(node, params);
+}
+int cuGraphLaunch(const Graph *executable, Stream *stream)
+{
+    int number;
+    if (!stream && !current())
+        return INVALID_CONTEXT;
+    if (stream && stream->context != executable->context)
+        return INVALID_HANDLE;
+    if (refused("cuGraphLaunch"))
+        return INVALID_VALUE;
+    if (!log_path)
+        return 0;
+    note("graph on %d%s\n", stream ? stream->number : 0, stream || current() == executable->context ? "" : " of another context");
+    for (number = 0; number < executable->count; number++)
+        note("node %s\n", executable->nodes[number]->launch);
     return 0;
 }
 

@@ -26,7 +26,9 @@ class CudaDevice(CudaContext):
         if stream in (0, LEGACY_STREAM):  # it cannot be captured, and asking would break a capture of another stream
             return False
         status = ctypes.c_int()
-        self.enqueue("cuStreamIsCapturing", stream, ctypes.byref(status), last=False)
+        place = ctypes.byref(status)
+        if stream == PER_THREAD_STREAM or cuda_driver.libcuda().cuStreamIsCapturing(ctypes.c_void_p(stream), place):
+            self.enqueue("cuStreamIsCapturing", stream, place, last=False)  # in our context, or to say why it fails
         return bool(status.value)
 
     def start_profiler(self) -> None:
@@ -92,6 +94,8 @@ class Graph:
 
     Attributes:
         handle: of the executable graph.
+        launch_on_default_stream: `launch` on stream 0 with the fewest steps of Python. Any thread may call it, one at a
+            time.
 
     Raises:
         DriverError: the driver refuses the graph, which is destroyed then.
@@ -104,6 +108,7 @@ class Graph:
         self.handle = ctypes.c_void_p(int(self._executable))
         self._launch = cuda_driver.libcuda().cuGraphLaunch
         self._last = 0, ctypes.c_void_p(0)  # a stream and its handle: most launches are on the stream of the one before
+        self.launch_on_default_stream = _launcher(device, self.handle)
 
     def launch(self, stream: int) -> None:
         known, handle = self._last
@@ -117,6 +122,23 @@ class Graph:
     def close(self) -> None:
         cuda_driver.call("cuGraphExecDestroy", self._executable)
         cuda_driver.call("cuGraphDestroy", self._graph)
+
+
+def _launcher(device: CudaDevice, graph: ctypes.c_void_p) -> Callable[[int], None]:
+    """See `Graph.launch_on_default_stream`. The driver writes the current context to a place of this function's own."""
+    launch, get_current, enqueue = (
+        cuda_driver.libcuda().cuGraphLaunch,
+        cuda_driver.immediate().cuCtxGetCurrent,
+        device.enqueue,
+    )
+    ours, current, default = device.context_handle, ctypes.c_void_p(), ctypes.c_void_p(0)
+    place = ctypes.byref(current)
+
+    def launch_on_default_stream(_: int) -> None:
+        if get_current(place) or current.value != ours or launch(graph, default):
+            enqueue("cuGraphLaunch", 0, graph)  # in our context, or to say why it fails
+
+    return launch_on_default_stream
 
 
 class Branch:

@@ -37,6 +37,9 @@ class CudaContext:
     """One CUDA device in its primary context. See `schedsearch.device.Memory` for the contract.
 
     The context is retained until `close`, or until this object is deleted.
+
+    Attributes:
+        context_handle: the driver's handle of the context.
     """
 
     def __init__(self, target: Target) -> None:
@@ -44,8 +47,8 @@ class CudaContext:
         self.target = target
         self._device = cuda_driver.call("cuDeviceGet", target.ordinal)
         self._context = cuda_driver.call("cuDevicePrimaryCtxRetain", self._device)
-        self._context_handle = int(self._context)
-        self._get_current = cuda_driver.libcuda().cuCtxGetCurrent
+        self.context_handle = int(self._context)
+        self._get_current = cuda_driver.immediate().cuCtxGetCurrent
         self._release = weakref.finalize(self, cuda_driver.call, "cuDevicePrimaryCtxRelease", self._device)
         self._release.atexit = False  # the driver may be gone by then
 
@@ -71,7 +74,7 @@ class CudaContext:
         code = self._get_current(current.reference)
         if code:
             cuda_driver.fail("cuCtxGetCurrent", code)
-        return current.context.value == self._context_handle
+        return current.context.value == self.context_handle
 
     def make_current(self) -> None:
         """Makes our context the calling thread's current one for good, for `Graph` and `Event`. Only for our own

@@ -91,6 +91,13 @@ def libcuda() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
+@functools.cache
+def immediate() -> ctypes.PyDLL:
+    """As `libcuda`, for functions that never wait for anything: their calls keep Python's lock, which takes less time than
+    to give it away and take it back."""
+    return ctypes.PyDLL("libcuda.so.1")
+
+
 def fail(function: str, code: int) -> NoReturn:
     """Raises the DriverError of a function of libcuda that returned `code`."""
     driver = bindings()

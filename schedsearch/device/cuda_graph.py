@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Sequence
 
+from schedsearch.device import cuda_driver
 from schedsearch.device.cuda import CudaDevice, Graph, destroyed_on_error
 from schedsearch.device.cuda_kernel import GRID_FIELDS, CudaBoundKernel
 
@@ -51,6 +52,7 @@ class KernelGraph:
 
     Attributes:
         launch: enqueues the graph on a stream.
+        launch_on_default_stream: as of a `Graph`.
 
     Raises:
         DriverError: the driver refuses a kernel.
@@ -63,15 +65,19 @@ class KernelGraph:
         with device.current():
             graph = device.create_graph()
             with destroyed_on_error(graph):
-                self._nodes, _ = _add_nodes(device, int(graph), kernels, after)
+                nodes, _ = _add_nodes(device, int(graph), kernels, after)
             self._graph = Graph(device, graph)
+        self._set = cuda_driver.libcuda().cuGraphExecKernelNodeSetParams_v2
+        self._nodes = [[(node, ctypes.byref(params)) for node, params in some] for some in nodes]
         self.launch: Callable[[int], None] = self._graph.launch
+        self.launch_on_default_stream = self._graph.launch_on_default_stream
 
     def update(self, number: int) -> None:
         """Takes over the arguments that the kernel of this number has now, for launches from here on."""
         executable = self._graph.handle
         for node, params in self._nodes[number]:
-            self._device.call_quickly("cuGraphExecKernelNodeSetParams_v2", executable, node, ctypes.byref(params))
+            if self._set(executable, node, params):  # our context is not current, or this says why it fails
+                self._device.call_quickly("cuGraphExecKernelNodeSetParams_v2", executable, node, params)
 
     def close(self) -> None:
         with self._device.current():

@@ -24,7 +24,7 @@ from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.repeated import announce, announcer, tracked
-from schedsearch.runtime.short_call import ShortCall, short_call
+from schedsearch.runtime.short_call import ShortCall, network_call
 from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.text import counted
 
@@ -203,7 +203,7 @@ class FixedNet(Net):
             elif not self._run_in_place(views, seen, raw_stream(stream, views[0].library, self.device)):
                 self._run_staged(views, seen, raw_stream(stream, views[0].library, self.device))
             else:
-                self._short_call = short_call(self._calls, given, results, self.device)
+                self._short_call = network_call(self._calls, given, results, self.device)
             if self._is_complete:
                 self._notes.check()
             return results[0] if len(results) == 1 else tuple(results)
@@ -454,7 +454,7 @@ class Bound:
         library: str,
         written: Sequence[tuple[str, Any]],
     ) -> None:
-        self._net, self._calls, self._library = net, calls, library
+        self._net, self._calls, self._library, self._lock = net, calls, library, net._lock
         self._current_stream = current_stream(library, net.device)
         self.outputs = outputs
         self._result = outputs[0] if len(outputs) == 1 else outputs
@@ -471,9 +471,12 @@ class Bound:
         """
         if self._announce is not None:
             self._announce()
-        handle = self._current_stream() if stream is None else raw_stream(stream, self._library, self._net.device)
-        with self._net._lock:
-            self._calls.launch(handle)
+        if stream is None:
+            stream = self._current_stream()
+        elif type(stream) is not int:
+            stream = raw_stream(stream, self._library, self._net.device)
+        with self._lock:
+            self._calls.launch(stream)
             if self._is_complete:
                 self._net._notes.check()
         return self._result

@@ -6,17 +6,18 @@ import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from schedsearch.device.contract import BoundKernel, Device, LoadedKernel, Workspaces, check_alignment
+from schedsearch.device.contract import BoundKernel, Device, LoadedKernel, Workspaces
 from schedsearch.errors import UsageError
 from schedsearch.executable.branches import Order, ordered, works_of
-from schedsearch.executable.controlled import BoundControl, bound_control, placed, port_inside
+from schedsearch.executable.controlled import BoundControl, bound_control, placed
 from schedsearch.executable.onnx_runtime import BoundOnnxModel, OnnxModel, require
 from schedsearch.executable.program import ARENA, Call, Place, Program, Reference
 from schedsearch.executable.segments import Segments, captured, chained
 from schedsearch.executable.shared import Shared
 from schedsearch.executable.times import cpu_device, cuda_device, time_on_cpu_ns, time_on_gpu_ns, time_one_on_gpu_ns
+from schedsearch.executable.uses import KINDS, Uses, by_port
 from schedsearch.identity import canonical_json, sha256_hex
 from schedsearch.launch import Artifact
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 EARLY_LAUNCH = "SCHEDSEARCH_EARLY_LAUNCH"  # "0" in the environment when a network is loaded: no kernel begins early
 BRANCHES = "SCHEDSEARCH_BRANCHES"  # "0" in the environment when a network is loaded: no kernels run side by side
-_KINDS = ("input", "output")  # of ports
 
 
 class Bundle(Protocol):
@@ -54,20 +54,6 @@ class Bundle(Protocol):
         ...
 
 
-class Use(NamedTuple):
-    """One use of an input or output by a call.
-
-    Attributes:
-        call: its number.
-        name: of its argument or output.
-        offset: bytes from the start of the input or output.
-    """
-
-    call: int
-    name: str
-    offset: int
-
-
 class Weights:
     """Code and constants in a device's memory. All instances of a network share them.
 
@@ -77,7 +63,7 @@ class Weights:
 
     Attributes:
         bodies: number of a call -> the weights of the programs inside of it.
-        ports: `input0`, ..., `output0`, ... -> where calls use it.
+        uses: where calls use inputs and outputs.
         order: of the calls on a GPU; on a CPU they run one after another.
 
     Raises:
@@ -91,7 +77,6 @@ class Weights:
         self.bodies: dict[int, list[Weights]] = {}
         self._apart: dict[int, int] = {}  # with `shared`: offset among the constants -> address
         self._once: dict[int, int] = {}  # the same of those that are only read at load
-        self.ports = _ports(bundle.program)
         self._early = os.environ.get(EARLY_LAUNCH, "1") != "0"
         self._users = 0
         self._lock = threading.Lock()
@@ -106,6 +91,8 @@ class Weights:
             for number, call in enumerate(self.program.calls):
                 for body in () if call.control is None else bundle.bodies(number):
                     self.bodies.setdefault(number, []).append(Weights(body, device, shared, inside=True))
+            inside_of = {number: [body.uses for body in several] for number, several in self.bodies.items()}
+            self.uses: Uses = Uses(self.program, self.kernels, self.models, inside_of)
             self.order = self._ordered() if device.target.kind == "cuda" else Order((), ())
         except BaseException:
             self._free()
@@ -272,20 +259,6 @@ class Weights:
         alone = os.environ.get(BRANCHES, "1") == "0"
         return ordered(works_of(self.program, plans, ready, self.device.target.sms), 0 if alone else self.device.target.sms)
 
-    def check_address(self, number: int, name: str, address: int) -> None:
-        """Raises ArgumentError if an address lacks the alignment that a call needs for an argument or output."""
-        if number in self.bodies:
-            port = port_inside(self.program.calls[number], name)
-            for body in self.bodies[number] if port is not None else ():
-                for use in body.ports[str(port)]:
-                    body.check_address(use.call, use.name, address + use.offset)
-            return
-        loaded = self._loaded(self.program.calls[number])
-        if isinstance(loaded, OnnxModel):
-            loaded.check_address(name, address)
-        else:
-            check_alignment(loaded.artifact.plan, name, address)
-
     def address(self, call: Call, name: str, arena: int, inputs: Sequence[int], outputs: Sequence[int]) -> int:
         """The address that a call gets for an argument, output or workspace."""
         place = call.workspaces[name] if name in call.workspaces else self.program.arrays[call.buffers[name]].place
@@ -332,16 +305,6 @@ class Weights:
         return bool(self.models or self.bodies)
 
 
-def _ports(program: Program) -> dict[str, list[Use]]:
-    found: dict[str, list[Use]] = {port: [] for port in _by_port([0] * len(program.inputs), [0] * len(program.outputs))}
-    for number, call in enumerate(program.calls):
-        for name, index in call.buffers.items():
-            place = program.arrays[index].place
-            if place.space in _KINDS:
-                found[f"{place.space}{place.number}"].append(Use(number, name, place.offset + call.offsets.get(name, 0)))
-    return found
-
-
 class Calls:
     """The calls of a network on fixed memory, and inputs and outputs that may move. On a GPU they are one graph, on a CPU
     one chain of steps.
@@ -372,13 +335,13 @@ class Calls:
     ) -> None:
         self.weights, self._arena = weights, arena
         self.bound = weights.bind(arena, inputs, outputs, notes)
-        self._addresses = _by_port(inputs, outputs)
+        self._addresses = by_port(inputs, outputs)
         self._set_copies()
         self._gpu = cuda_device(weights.device) if weights.device.target.kind == "cuda" else None
         self._graph: Segments | None = None  # made by the first launch that is not captured
         self._changed: set[int] = set()  # calls whose arguments the graph does not know yet
         self._chain = chained(cpu_device(weights.device), self.bound) if self._gpu is None else None
-        self._ready: Callable[[int], None] | None = None  # all of a launch, when the graph knows the arguments
+        self._ready: Callable[[int], object] | None = None  # a launch on the default stream, while nothing changes
 
     def move(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Takes other memory for inputs and outputs.
@@ -386,7 +349,7 @@ class Calls:
         Raises:
             ArgumentError: an address lacks the alignment that a kernel needs; the ports before it have moved.
         """
-        for port, address in _by_port(inputs, outputs).items():
+        for port, address in by_port(inputs, outputs).items():
             self.set_pointer(port, address)
 
     def set_pointer(self, port: str, address: int) -> None:
@@ -397,26 +360,28 @@ class Calls:
         """
         if self._addresses[port] == address:
             return
-        uses = self.weights.ports[port]
-        for use in uses:
-            self.weights.check_address(use.call, use.name, address + use.offset)
+        self.weights.uses.check(port, address)
         self._addresses[port] = address
-        for use in uses:
-            self.bound[use.call].set_pointer(use.name, address + use.offset)
-        self._changed.update(use.call for use in uses)
-        self._ready = None
+        for number, name, offset in self.weights.uses.of[port]:
+            self.bound[number].set_pointer(name, address + offset)
+            self._changed.add(number)
         if self._copies:
             self._set_copies()
 
     def _set_copies(self) -> None:
-        inputs, outputs = ([self._addresses[name] for name in self._addresses if name.startswith(kind)] for kind in _KINDS)
+        inputs, outputs = ([self._addresses[name] for name in self._addresses if name.startswith(kind)] for kind in KINDS)
         self._copies = self.weights.copies(self._arena, inputs, outputs)
 
     def launch(self, stream: int = 0) -> None:
         """Runs everything: on a GPU it enqueues the graph, on a CPU it returns when the outputs are complete."""
-        if self._ready is not None and stream in (0, 1):  # the default stream, which nothing can capture
+        if self._ready is None or stream:
+            self._launch(stream)
+        else:  # nothing can capture the default stream
+            if self._changed:
+                self._update()
             self._ready(stream)
-            return
+
+    def _launch(self, stream: int) -> None:
         is_captured = self._gpu is not None and self._gpu.is_capturing(stream)
         if is_captured and self.weights.waits:
             raise UsageError(
@@ -432,7 +397,7 @@ class Calls:
         else:
             graph = self._current_graph(self._gpu)
             graph.launch(stream)
-            self._ready = None if self._copies else graph.launch
+            self._ready = None if self._copies else graph.launch_on_default_stream
         for to, source, nbytes in self._copies:
             self.weights.device.copy(to, source, nbytes, stream)
 
@@ -449,11 +414,16 @@ class Calls:
         """The graphs, with the arguments that the calls have now."""
         if self._graph is None:
             self._graph = Segments(device, self.bound, self.weights.order.after)
-        else:
+            self._changed.clear()
+        self._update()
+        return self._graph
+
+    def _update(self) -> None:
+        """Tells the graph of arguments that have changed; a chain of a CPU reads them itself."""
+        if self._graph is not None:
             for number in self._changed:
                 self._graph.update(number)
         self._changed.clear()
-        return self._graph
 
     def close(self) -> None:
         self._ready = None
@@ -492,7 +462,3 @@ class Calls:
         if isinstance(bound, BoundControl):
             return time_on_gpu_ns(self._gpu, bound.launch, repeat)
         return time_one_on_gpu_ns(self._gpu, bound.launch, repeat)
-
-
-def _by_port(inputs: Sequence[int], outputs: Sequence[int]) -> dict[str, int]:
-    return {f"{kind}{number}": each for kind, some in zip(_KINDS, (inputs, outputs)) for number, each in enumerate(some)}

@@ -30,6 +30,7 @@ class Segments:
 
     Attributes:
         launch: enqueues the kernels on a stream; a call of the host returns before those behind it are enqueued.
+        launch_on_default_stream: the same on stream 0.
 
     Raises:
         DriverError: the driver refuses a kernel.
@@ -58,7 +59,9 @@ class Segments:
         except BaseException:
             self.close()
             raise
-        self.launch: Callable[[int], None] = self._launches[0].launch if len(self._launches) == 1 else self._launch_all
+        only = self._launches[0] if len(self._launches) == 1 else None
+        self.launch: Callable[[int], None] = self._launch_all if only is None else only.launch
+        self.launch_on_default_stream = only.launch_on_default_stream if isinstance(only, KernelGraph) else self.launch
 
     def update(self, number: int) -> None:
         """Takes over the addresses that the call of this number has now; a call of the host has them already."""

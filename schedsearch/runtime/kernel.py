@@ -21,7 +21,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
 from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
 from schedsearch.runtime.repeated import announce, announcer, same_numbers, tracked
-from schedsearch.runtime.short_call import ShortCall
+from schedsearch.runtime.short_call import ShortCall, kernel_call
 from schedsearch.runtime.streams import raw_stream
 from schedsearch.text import quoted
 from schedsearch.workload import Workload
@@ -249,7 +249,7 @@ class Kernel(Closing):
         everything = (*views.values(), *(seen for _, seen in outputs.values()))
         defaults = same_numbers(list(scalars.values()), list(self._scalar_defaults.values()))
         if defaults and all(seen.library == "torch" for seen in everything):
-            self._short_call = ShortCall(bound, arguments, results, self.device)
+            self._short_call = kernel_call(bound, arguments, results, self.device)
         return _one_or_all(tuple(results.values()))
 
     def _bind_to(

@@ -4,8 +4,7 @@ checked."""
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,97 +26,118 @@ class Launch(Protocol):
         """Raises DeviceError if it fails."""
 
 
-class ShortCall:
-    """Launches the bound kernel if the arguments match; otherwise it declines.
+# (arrays by position, stream) -> the results; None: no match.
+ShortCall = Callable[[Sequence[Any], Any], Any]
+
+
+def kernel_call(
+    bound: Launch,
+    arguments: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    device: tuple[str, int],
+    library: str = "torch",
+) -> ShortCall:
+    """A function that allocates the outputs, launches the bound kernel and returns them (a tuple when there are several) if
+    the arguments match; otherwise it does nothing and returns None.
 
     An argument matches if its facts are those of the checked call; its address may differ. See
     `schedsearch.runtime.repeated`. A prepared argument must be the same object. Nothing changes until all arguments have
-    matched.
+    matched. Calls must come one at a time.
+
+    The function raises ArgumentError if an address lacks the alignment that the kernel requires, or if the stream is not a
+    stream, and DeviceError if the launch failed.
 
     Args:
         bound: the kernel, bound to the tensors of the checked call and the default scalars; nobody else binds it anew while
-            this object is in use.
+            the function is in use.
         arguments: name -> tensor, array or prepared argument of the checked call, in the order of the kernel's signature.
         outputs: name -> output of the checked call.
         device: (cpu or cuda, ordinal).
         library: torch or numpy, whose all of them are.
     """
+    prepared = {place: each for place, each in enumerate(arguments.values()) if isinstance(each, PreparedArgument)}
+    kept = {name: each for name, each in arguments.items() if not isinstance(each, PreparedArgument)}
+    names = tuple(name for name in arguments if name in kept), tuple(outputs)
+    make = _maker(len(arguments), tuple(prepared), *names, library)
+    made: ShortCall = make(
+        bound=bound,
+        matches=matcher([*kept.values()]),
+        known=[address_of(each) for each in (*kept.values(), *outputs.values())],
+        prepared=[*prepared.values()],
+        allocate=[_empty_like(array) for array in outputs.values()],
+        current_stream=current_stream(library, device),
+        raw_stream=functools.partial(raw_stream, library=library, device=device),
+        array_address=array_address,
+    )
+    return made
 
-    __slots__ = (
-        "_address", "_bound", "_count", "_current_stream", "_device", "_library", "_matches", "_outputs", "_places",
-        "_pointers", "_prepared",
-    )  # fmt: skip
 
-    def __init__(
-        self,
-        bound: Launch,
-        arguments: Mapping[str, Any],
-        outputs: Mapping[str, Any],
-        device: tuple[str, int],
-        library: str = "torch",
-    ) -> None:
-        self._bound, self._device, self._library = bound, device, library
-        self._address: Callable[[Any], int] = operator.methodcaller("data_ptr") if library == "torch" else array_address
-        self._count = len(arguments)
-        given = list(enumerate(arguments.items()))
-        self._prepared = [(place, each) for place, (_, each) in given if isinstance(each, PreparedArgument)]
-        kept = [(place, name, each) for place, (name, each) in given if not isinstance(each, PreparedArgument)]
-        self._places = [place for place, _, _ in kept]
-        self._matches = matcher([each for _, _, each in kept])
-        self._pointers = [_Pointer(name, address_of(each)) for _, name, each in kept]
-        self._outputs = [(_Pointer(name, address_of(array)), _empty_like(array)) for name, array in outputs.items()]
-        self._current_stream = current_stream(library, device)
+@functools.lru_cache(maxsize=256)
+def _maker(
+    count: int, prepared: tuple[int, ...], inputs: tuple[str, ...], outputs: tuple[str, ...], library: str
+) -> Callable[..., ShortCall]:
+    """Writes the function of `kernel_call` without loops.
 
-    def __call__(self, args: Sequence[Any], stream: Any) -> Any:
-        """Allocates the outputs, launches and returns them (a tuple when there are several), or returns None: no match.
+    Args:
+        count: of the arguments.
+        prepared: the places of those that are prepared.
+        inputs: names of the others.
+        outputs: names.
+    """
+    taken = [f"x{place}" for place in range(count)]
+    kept = [name for place, name in enumerate(taken) if place not in prepared]
+    results = [f"y{number}" for number in range(len(outputs))]
+    differs = [f"x{place} is not prepared_x{place}" for place in prepared]
+    source = f"""
+def make(bound, matches, known, prepared, allocate, current_stream, raw_stream, array_address):
+    {_tuple(f"known_{each}" for each in (*kept, *results))} = known
+    {_tuple(f"prepared_x{place}" for place in prepared)} = prepared
+    {_tuple(f"allocate_{each}" for each in results)} = allocate
 
-        Raises:
-            ArgumentError: an address lacks the alignment that the kernel requires, or `stream` is not a stream.
-            DeviceError: the launch failed.
-        """
-        if len(args) != self._count:
+    def call(args, stream):
+        nonlocal {", ".join(f"known_{each}" for each in (*kept, *results))}
+        if len(args) != {count}:
             return None
-        if self._prepared:
-            for place, argument in self._prepared:
-                if args[place] is not argument:
-                    return None
-            args = [args[place] for place in self._places]
-        if not self._matches(*args):
+        {_tuple(taken)} = args
+        if {" or ".join([*differs, f"not matches({', '.join(kept)})"])}:
             return None
-        address_now = self._address
-        moved: list[tuple[_Pointer, int]] | None = None
-        for tensor, pointer in zip(args, self._pointers):
-            address = address_now(tensor)
-            if address != pointer.address:
-                if not address:  # a tensor without memory
-                    return None
-                if moved is None:
-                    moved = []
-                moved.append((pointer, address))
-        bound = self._bound
-        if moved is not None:
-            for pointer, address in moved:
-                bound.set_pointer(pointer.name, address)
-                pointer.address = address
-        results = []
-        for pointer, allocate in self._outputs:
-            tensor = allocate()
-            address = address_now(tensor)
-            if address != pointer.address:
-                bound.set_pointer(pointer.name, address)
-                pointer.address = address
-            results.append(tensor)
-        bound.launch(self._current_stream() if stream is None else raw_stream(stream, self._library, self._device))
-        return tensor if len(results) == 1 else tuple(results)
+{"".join(_moved(each, name, library) for each, name in zip(kept, inputs))}\
+{"".join(f"        {each} = allocate_{each}()" + _moved(each, name, library) for each, name in zip(results, outputs))}\
+        bound.launch(current_stream() if stream is None else raw_stream(stream))
+        return {results[0] if len(results) == 1 else _tuple(results)}
+
+    return call
+"""
+    namespace: dict[str, Any] = {}
+    exec(compile(source, "<short call>", "exec"), namespace)
+    made: Callable[..., ShortCall] = namespace["make"]
+    return made
 
 
-def short_call(
+def _moved(array: str, buffer: str, library: str) -> str:
+    """Source that binds the address of an array if it has changed; of one without memory there is no call."""
+    return f"""
+        address = {f"{array}.data_ptr()" if library == "torch" else f"array_address({array})"}
+        if address != known_{array}:
+            if not address:
+                return None
+            known_{array} = None  # until it has moved
+            bound.set_pointer({buffer!r}, address)
+            known_{array} = address
+"""
+
+
+def _tuple(items: Iterable[str]) -> str:
+    return f"({''.join(f'{item}, ' for item in items)})"
+
+
+def network_call(
     bound: Launch | None, given: Sequence[object], results: Sequence[object], device: tuple[str, int]
 ) -> ShortCall | None:
     """The short path of a network, whose ports are input0, input1, ..., output0, ...; None if there is none for such arrays.
 
     Args:
-        bound: as of `ShortCall`.
+        bound: as of `kernel_call`.
         given, results: the inputs and outputs of a call that was checked.
     """
     arrays = (*given, *results)
@@ -126,16 +146,7 @@ def short_call(
         return None
     inputs = {f"input{number}": array for number, array in enumerate(given)}
     outputs = {f"output{number}": array for number, array in enumerate(results)}
-    return ShortCall(bound, inputs, outputs, device, "numpy" if is_numpy else "torch")
-
-
-class _Pointer:
-    """A buffer and the address that is bound for it."""
-
-    __slots__ = ("address", "name")
-
-    def __init__(self, name: str, address: int) -> None:
-        self.name, self.address = name, address
+    return kernel_call(bound, inputs, outputs, device, "numpy" if is_numpy else "torch")
 
 
 def _empty_like(array: Any) -> Callable[[], Any]:
