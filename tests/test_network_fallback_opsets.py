@@ -42,6 +42,11 @@ def model_of(nodes: Sequence[Any], opset: int, **constants: Array) -> Any:
 
 
 SILU = [node("Sigmoid", ["x"], ["s"], name="gate"), node("Mul", ["x", "s"], ["y"], name="silu")]
+WIDE = [  # the pool becomes one of images, and the Expand behind it with it
+    node("MaxPool", ["x"], ["pixels"], kernel_shape=[2], strides=[3], name="pool"),
+    node("Constant", [], ["to"], value=numpy_helper.from_array(np.array([2, 3, 5]))),
+    node("Expand", ["pixels", "to"], ["y"], name="wide"),
+]
 HARD = [node("HardSigmoid", ["x"], ["s"], name="gate", alpha=1 / 6), node("Mul", ["s", "x"], ["y"], name="hard")]
 
 
@@ -55,6 +60,8 @@ HARD = [node("HardSigmoid", ["x"], ["s"], name="gate", alpha=1 / 6), node("Mul",
             for op in ("ReduceL2", "ReduceLogSumExp", "ReduceProd")
             for opset in (11, 13)
         ),
+        (WIDE, 13),
+        ([node("LpPool", ["x"], ["y"], kernel_shape=[2], dilations=[1], name="norm")], 18),
         ([node("Transpose", ["x"], ["t"], perm=[0, 2, 1]), node("Softmax", ["t"], ["y"], axis=1)], 13),
     ],
 )

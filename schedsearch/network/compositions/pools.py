@@ -41,7 +41,10 @@ def _norm_pool(model: ir.Model, node: ir.Node) -> None:
     steps = Steps(model, node)
     powers = _power(steps, x, shape, p)
     window: dict[str, Any] = {"kernel_shape": kernel, "count_include_pad": 1}
-    window |= {name: list(read.get_ints(name, ())) for name in ("strides", "dilations") if name in read}
+    for name in ("strides", "dilations"):
+        gaps = list(read.get_ints(name, ()))
+        if any(each != 1 for each in gaps):  # averages have no dilations before opset 19, not even of 1
+            window[name] = gaps
     auto_pad = read.get_string("auto_pad", "NOTSET")
     window |= {"auto_pad": auto_pad} if auto_pad.startswith("SAME") else {"pads": pads_of_windows(node)}
     sums = steps.add("AveragePool", [powers], made, **window)

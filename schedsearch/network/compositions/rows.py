@@ -191,7 +191,7 @@ def _sink(model: ir.Model, node: ir.Node) -> None:
     inputs = [images.of(value) if place in read else value for place, value in enumerate(node.inputs)]
     if any(inputs[place] is None for place in read):
         return None
-    if node.op_type in ("Slice", "Pad"):
+    if node.op_type in _MOVED:
         numbers = _MOVED[node.op_type](model, node)
         if numbers is None:
             return None
@@ -228,7 +228,7 @@ def _transposed(model: ir.Model, node: ir.Node, y: list[int]) -> None:
 
 def _reads(node: ir.Node) -> list[int] | None:
     """The places of the inputs that are over images if the node is; None if it cannot be."""
-    if node.op_type in (*_FIRST_ONLY, "Slice", "Pad", "Softmax", "LogSoftmax"):
+    if node.op_type in (*_FIRST_ONLY, *_MOVED, "Softmax", "LogSoftmax"):
         return [0]
     if node.op_type == "Concat":
         return list(range(len(node.inputs))) if all(len(_shape(each) or ()) == 3 for each in node.inputs) else None
@@ -277,4 +277,9 @@ def _padded(model: ir.Model, node: ir.Node) -> list[ir.Value | None] | None:
     return [constant(model, f"{node.outputs[0].name}.pads", np.array(every, np.int64)), *node.inputs[2:3]]
 
 
-_MOVED = {"Slice": _sliced, "Pad": _padded}
+def _expanded(model: ir.Model, node: ir.Node) -> list[ir.Value | None] | None:
+    shape = _lifted(_shape(node.outputs[0]) or [])
+    return [constant(model, f"{node.outputs[0].name}.shape", np.array(shape, np.int64))]
+
+
+_MOVED = {"Slice": _sliced, "Pad": _padded, "Expand": _expanded}
