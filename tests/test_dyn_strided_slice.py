@@ -3,100 +3,31 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from conv2d_support import run_on_cpu as run  # it takes any device
+from dyn_strided_slice_support import CPU, CUDA, FAR, H200, Slice, any_bits, check, emulate, small_blocks, tvm_slices
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moves_emulator import MovesEmulator
 
 from schedsearch import Workload, dyn_strided_slice
 from schedsearch.backend import compile_source
-from schedsearch.backend.cuda import ptx_of
-from schedsearch.config import Config
 from schedsearch.device import Device, open_device
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.ops.dependence import SizeError, evaluate
 from schedsearch.ops.dyn_strided_slice import DYN_STRIDED_SLICE
-from schedsearch.target import PRESETS
-from schedsearch.template import Template, load_template
+from schedsearch.template import Template
 from schedsearch.templates.dyn_strided_slice import kernel
-from schedsearch.testing.emulator import Memory, replace_casts
+from schedsearch.testing.emulator import replace_casts
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
 from schedsearch.verification.verify import verify_once
-
-H200 = PRESETS["h200"]
-CUDA, CPU = load_template("dyn_strided_slice_cuda"), load_template("dyn_strided_slice_cpu")
-FAR = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A slice of an array of a shape; `end` holds counts if `mode` is size."""
-
-    shape: tuple[int, ...]
-    begin: Sequence[int]
-    end: Sequence[int]
-    strides: Sequence[int] | None = None
-    axes: Sequence[int] = ()
-    mode: str = "end"
-
-    def expected(self, x: Any) -> Any:
-        index = [slice(None)] * x.ndim
-        for entry, axis in enumerate(self.axes or range(len(self.begin))):
-            begin, end = self.begin[entry], self.end[entry]
-            if self.mode == "size":
-                first = range(x.shape[axis])[begin:]
-                chosen = first if end == -1 else first[:end]
-                index[axis] = slice(chosen.start, chosen.stop)
-            else:
-                index[axis] = slice(begin, end, self.strides[entry] if self.strides is not None else 1)
-        return x[tuple(index)]
-
-    def workload(self, **more: Any) -> Workload:
-        strided = self.strides is not None and self.mode == "end"
-        return dyn_strided_slice(
-            x=self.shape, axes=self.axes, entries=len(self.begin), mode=self.mode, strided=strided, **more
-        )
-
-    def operands(self, index_dtype: str = "int64") -> dict[str, Any]:
-        found = {"begin": np.array(self.begin, index_dtype), "end": np.array(self.end, index_dtype)}
-        if self.strides is not None and self.mode == "end":
-            found["strides"] = np.array(self.strides, index_dtype)
-        return found
-
-
-def tvm_slices(shared: Path) -> list[Slice]:
-    """All slices of TVM's tests whose numbers are whole; lists are made equally long, as in its static operator."""
-    families = json.loads((shared / "cases" / "operator_cases.json").read_text(encoding="utf-8"))["cases"]
-    rng, found = np.random.default_rng(0), []
-    for family, cases in families.items():
-        for case in cases if "strided_slice" in family else ():
-            shape = case.get("dshape") or case.get("in_shape") or case.get("np_shape")
-            if "ANY" in shape:
-                shape = [case["unknown_dim_value"]] * len(shape)
-            if case.get("values") == "random":
-                begin = [int(n) for n in rng.integers(-5, 5, len(shape))]
-                end = [int(n) for n in rng.integers(0, 12, len(shape))]
-                case = {**case, "begin": begin, "end": end, "strides": [1] * len(shape)}
-            begin, end, strides = case["begin"], case["end"], case.get("strides")
-            count = max(len(begin), len(end))
-            begin = [*begin, *[0] * (count - len(begin))]
-            end = [FAR if n is None else n for n in [*end, *[FAR] * (count - len(end))]]
-            axes = tuple(case.get("axes") or ())
-            mode = case.get("slice_mode") or "end"
-            found.append(Slice(tuple(shape), begin, end, None if mode == "size" else strides, axes, mode))
-    return found
-
 
 # ---- what it is
 
@@ -184,43 +115,6 @@ def test_the_slices_of_tvm_have_numpys_extents(shared: Path) -> None:
         assert evaluate(workload.shape_functions["y"], len(each.shape), inputs) == wanted, each
 
 
-# ---- kernels
-
-
-def any_bits(shape: Sequence[int], dtype: str = "float16") -> Any:
-    bits = np.random.default_rng(7).integers(0, 2**62, shape, np.uint64)
-    return bits.astype(f"u{np.dtype(dtype).itemsize}")
-
-
-def small_blocks(unroll: int) -> Config:
-    """A configuration whose blocks the emulator can run."""
-    return Config(threads=32, unroll=unroll, persistent=True, blocks_per_sm=2, stores="default")
-
-
-def emulate(patch: pytest.MonkeyPatch, workload: Workload, arrays: Any, config: Config, **strides: int) -> tuple[Any, Any]:
-    """(y, y_extents); what is not written keeps the bytes 0xA5."""
-    memory = Memory()
-    emulator = MovesEmulator(memory)
-    emulator.stand_in(patch, kernel)
-    y = np.full(workload.bound, 0xA5, "u1").repeat(arrays["x"].itemsize).view(arrays["x"].dtype).reshape(workload.bound)
-    extents = np.full(len(workload.bound), -1, np.int64)
-    buffers = {name: memory.add(array) for name, array in {**arrays, "y": y, "y_extents": extents}.items()}
-    scalars = {scalar.name: scalar.default for scalar in workload.scalars} | strides
-    (step,) = CUDA.kernel(workload, H200, config).steps
-    emulator.run(step, buffers, sms=1, scalars=scalars)
-    return y, extents
-
-
-def check(y: Any, extents: Any, wanted: Any, what: Any, *, untouched: bool = True) -> None:
-    assert extents.tolist() == list(wanted.shape), what
-    inside = tuple(slice(n) for n in wanted.shape)
-    np.testing.assert_array_equal(y[inside], wanted, err_msg=str(what))
-    if untouched:
-        beyond = np.ones(y.shape, bool)
-        beyond[inside] = False
-        assert (y[beyond].view("u1") == 0xA5).all(), f"{what} writes beyond its extents"
-
-
 def test_the_kernel_for_gpus_computes_the_slices_of_tvm(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
     for number, each in enumerate(tvm_slices(shared)):
         if math.prod(each.shape) > 10**4:
@@ -287,94 +181,6 @@ def test_an_impossible_slice_writes_nothing_and_has_extents_of_zero(
     config = small_blocks(1)
     y, extents = emulate(monkeypatch, each.workload(bound=bound), {"x": any_bits((4, 4)), **each.operands()}, config)
     check(y, extents, np.empty((0, 0), y.dtype), each)
-
-
-@pytest.mark.long
-def test_neighbours_move_as_vectors() -> None:
-    """A slice of rows with runs of 16 bytes has them in one access of 16 bytes each way."""
-    (text,) = ptx_of(
-        CUDA.kernel(
-            dyn_strided_slice(x=(3, 40)),
-            H200,
-            Config(threads=256, unroll=4, persistent=True, blocks_per_sm=8, stores="default"),
-        ),
-        H200,
-    )
-    assert text.count("ld.global.nc.v4.b32") >= 4 and text.count("st.global.v4.b32") >= 4
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
-def test_runs_that_begin_anywhere_in_x_are_stored_as_vectors(dtype: str) -> None:
-    """Rows of x and y are multiples of 16 bytes apart. Each vector comes from two; nothing outside of x is read."""
-    columns = 480 // np.dtype(dtype).itemsize
-    for first in range(1, min(columns // 16, 17)):
-        each = Slice((3, columns), [0, first], [FAR, columns - first % 3], [2, 1])
-        x, config = any_bits(each.shape, dtype), small_blocks(first % 2 + 1)
-        with pytest.MonkeyPatch.context() as patch:
-            y, extents = emulate(patch, each.workload(dtype=dtype), {"x": x, **each.operands()}, config)
-        check(y, extents, each.expected(x), each)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
-@pytest.mark.parametrize("dense_x", [False, True])
-def test_runs_that_begin_anywhere_in_y_are_stored_as_vectors(dtype: str, dense_x: bool) -> None:
-    """y of an exact run has no gaps, so that its rows begin anywhere, and so may those of x. Nothing outside of x is read,
-    nothing outside of y is written."""
-    itemsize = np.dtype(dtype).itemsize
-    columns = 512 // itemsize
-    vectors = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}[itemsize]
-    for first, last, rows, step in ((3, 1, 1, 1), (0, 5, 3, 1), (1, 0, -1, 1), (2, 3, 2, -1), (columns // 3, 1, -2, 2)):
-        shape = (2, 4, columns - 1 if dense_x else columns)
-        each = Slice(shape, [0, -1 if rows < 0 else 0, first], [FAR, -FAR if rows < 0 else FAR, -1 - last], [1, rows, 1])
-        if step < 0:
-            each = Slice(shape, [-1, 0, first], [-FAR, FAR, -1 - last], [-1, rows, 1])
-        workload = dyn_strided_slice(x=(2, 4, columns), dynamic=True, dtype=dtype)
-        x = any_bits(shape, dtype)
-        wanted = each.expected(x)
-        own = {"x_extents": np.array(shape, np.int64)}
-        steps = [np.empty(extents, vectors).strides for extents in (shape, wanted.shape)]
-        strides = {f"{name}_stride_{axis}": n // itemsize for name, of in zip("xy", steps) for axis, n in enumerate(of)}
-        with pytest.MonkeyPatch.context() as patch:
-            y, extents = emulate(patch, workload, {"x": x, **own, **each.operands()}, small_blocks(2), **strides)
-        assert extents.tolist() == list(wanted.shape), each
-        flat = y.reshape(-1)
-        np.testing.assert_array_equal(flat[: wanted.size].reshape(wanted.shape), wanted, err_msg=str(each))
-        assert (flat[wanted.size :].view("u1") == 0xA5).all(), f"{each} writes beyond y"
-
-
-def test_most_accesses_to_rows_that_begin_anywhere_have_16_bytes() -> None:
-    """497 columns of 2 bytes, as in an exact run: of each row only both ends are stored element by element."""
-    workload, x = dyn_strided_slice(x=(8, 512)), any_bits((8, 512))
-    each = Slice((8, 512), [0, 3], [FAR, 500], [1, 1])
-    stored: list[int] = []
-    taken = MovesEmulator.store_global
-
-    def counting(self: MovesEmulator, nbytes: int, streaming: bool = False) -> Any:
-        store = taken(self, nbytes, streaming)
-
-        def counted(words: Any, at: int, address: int) -> None:
-            stored.append(nbytes)
-            store(words, at, address)
-
-        return counted
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MovesEmulator, "store_global", counting)
-        y, _ = emulate(patch, workload, {"x": x, **each.operands()}, small_blocks(2), y_stride_0=497)
-    np.testing.assert_array_equal(y.reshape(-1)[: 8 * 497].reshape(8, 497), x[:, 3:500])
-    whole = sum(nbytes == 16 for nbytes in stored)
-    assert whole >= 8 * 60 and whole * 16 + sum(nbytes == 2 for nbytes in stored) * 2 == 8 * 497 * 2
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
-@pytest.mark.parametrize("step", [2, -1, -3])
-def test_elements_that_are_apart_in_x_are_stored_as_vectors(dtype: str, step: int) -> None:
-    columns = 960 // np.dtype(dtype).itemsize
-    each = Slice((3, columns), [0, columns - 2 if step < 0 else 1], [FAR, -FAR if step < 0 else FAR], [1, step])
-    x, config = any_bits(each.shape, dtype), small_blocks(2)
-    with pytest.MonkeyPatch.context() as patch:
-        y, extents = emulate(patch, each.workload(dtype=dtype), {"x": x, **each.operands()}, config)
-    check(y, extents, each.expected(x), each)
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(1, 2**31 - 1) | st.integers(1, 20))

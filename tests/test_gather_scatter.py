@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 from bandwidth_support import H200, arrays_of, attributes, node_cases, verdict
 from dynamic_support import assert_equal, emulated, expected, on_device
+from gather_scatter_support import MODULES, OPEN, TEMPLATES, WORKLOADS, example
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from schedsearch import Workload, gather, scatter
-from schedsearch import compile as compile_
 from schedsearch.config import Config
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
-from schedsearch.device.index_notes import IndexNotes
-from schedsearch.errors import IndexRangeError
-from schedsearch.ops.dtypes import encode
 from schedsearch.ops.gather import GATHER
 from schedsearch.ops.scatter import SCATTER
 from schedsearch.ops.wrong_index import WRONG_INDEX
-from schedsearch.template import load_template
-from schedsearch.templates.indexing import cpu, cuda_kernels, places
+from schedsearch.templates.indexing import cpu
 from schedsearch.testing.op_contract import OpContract
 from schedsearch.testing.template_contract import TemplateContract
-
-TEMPLATES = {op: (load_template(f"{op}_cuda"), load_template(f"{op}_cpu")) for op in ("gather", "scatter")}
-MODULES = cuda_kernels, places
 
 
 class TestGather(OpContract):
@@ -69,83 +61,6 @@ class TestScatter(OpContract):
         ({"x": [5, 7], "indices": [3, 2], "dtype": "float16", "reduction": "max"}, "dtype"),
         ({"x": [5, 7], "indices": [3, 2], "reduction": "mul"}, "reduction"),
     )
-
-
-GATHERS: list[dict[str, Any]] = [
-    dict(x=(7, 24), indices=(5, 3)),
-    dict(x=(3, 6, 5), indices=(4,), axis=1, dtype="uint8", index_dtype="int32"),
-    dict(x=(2, 3, 40), indices=(9,), axis=-1, dtype="float32"),
-    dict(x=(4, 6, 3), indices=(3, 8, 2), axis=1, by="elements", dtype="int64"),
-    dict(x=(2, 5, 4, 8), indices=(2, 7, 2), by="tuples", batch_dims=1, dtype="float32"),
-    dict(x=(5, 4), indices=(6, 2), by="tuples", dtype="bfloat16"),
-]
-SCATTERS: list[dict[str, Any]] = [
-    dict(x=(7, 5), indices=(4, 3), axis=0, dtype="int32"),
-    dict(x=(6, 24), indices=(9, 1), by="tuples", dtype="float16"),
-    dict(x=(4, 5, 3), indices=(8, 2), by="tuples", dtype="uint8", index_dtype="int32"),
-    dict(x=(6, 10), indices=(9, 1), by="tuples", reduction="add", dtype="float32"),
-    dict(x=(4, 9), indices=(4, 12), axis=1, reduction="max", dtype="int64"),
-    dict(x=(4, 9), indices=(3, 12), axis=1, reduction="min", dtype="float32"),
-]
-WORKLOADS = [*(gather(**each) for each in GATHERS), *(scatter(**each) for each in SCATTERS)]
-OPEN: list[dict[str, bool]] = [
-    {"dynamic": True},
-    {"dynamic_x": True},
-    {"dynamic": True, "dynamic_x": True},
-]  # what is known at run time only
-
-
-def axes_of_indices(workload: Workload) -> list[int]:
-    """The axes of x that the indices of a row count along."""
-    if workload.by == "tuples":
-        first = workload.params.get("batch_dims", 0)
-        return list(range(first, first + workload.indices[-1]))
-    return [workload.axis]
-
-
-def extents(workload: Workload, rng: Any, least: int = 0) -> dict[str, Any]:
-    """Legal extents in use of x and indices: those that both share are equal, or indices have no more."""
-    is_open = {"x": workload.dynamic_x, "indices": workload.dynamic}
-    x, indices = (
-        [int(rng.integers(min(least, n), n + 1)) if is_open[name] else n for n in workload.params[name]] for name in is_open
-    )
-    along = axes_of_indices(workload)
-    for axis in along:
-        x[axis] = max(x[axis], 1)
-    if workload.by == "tuples":
-        indices[-1] = workload.indices[-1]
-        for axis in range(workload.params.get("batch_dims", 0)):
-            fewer = max(min(x[axis], indices[axis]), 1)  # ONNX's reference takes no fewer
-            x[axis] = indices[axis] = fewer if all(is_open.values()) else workload.x[axis]
-    elif workload.by == "elements":
-        for axis in set(range(len(x))) - set(along):
-            if workload.dynamic:
-                indices[axis] = min(indices[axis], x[axis])
-            else:
-                x[axis] = max(indices[axis], x[axis])
-    return {"x": np.array(x), "indices": np.array(indices)}
-
-
-def example(workload: Workload, seed: int = 0, wrong: bool = True, least: int = 0) -> dict[str, Any]:
-    """Integers; indices of both signs and, if `wrong`, some that are out of range. Some of these are just beyond the
-    extents, and some are far away. Extents that are known at run time only are `least` or more."""
-    rng = np.random.default_rng(seed)
-    used = extents(workload, rng, least)
-    shortest = min(used["x"][axes_of_indices(workload)])
-    found = {}
-    for spec in workload.signature:
-        low, high = (0, 200) if spec.dtype == "uint8" else (-100, 101)
-        if spec.name.endswith("_extents"):
-            found[spec.name] = used[spec.name.removesuffix("_extents")]
-            continue
-        if spec.name == "indices":
-            low, high = -shortest, shortest
-        found[spec.name] = rng.integers(low, high, spec.shape)
-        if wrong and spec.name == "indices":
-            longest = max(used["x"][axes_of_indices(workload)])
-            for place, index in enumerate((max(workload.x) + 20, longest, -longest - 1)):
-                found[spec.name].reshape(-1)[place::5] = index
-    return found
 
 
 def numpy_of(workload: Workload, arrays: dict[str, Any]) -> Any:
@@ -275,89 +190,6 @@ def test_extents_beyond_the_bound_touch_nothing_outside(monkeypatch: pytest.Monk
     assert words[1] in (8, -9, 6)
 
 
-def one_wrong(workload: Workload, end: int) -> tuple[dict[str, Any], tuple[int, ...], int]:
-    """An example with one index out of range, at one of both ends: the arrays, its place, its axis. The place is the last
-    one in use along every axis."""
-    arrays = example(workload, wrong=False, least=3)
-    place = tuple(n // 2 for n in workload.indices)
-    axis = workload.params.get("batch_dims", 0) + place[-1] if workload.by == "tuples" else workload.axis
-    extent = arrays.get("x_extents", workload.x)[axis]
-    arrays["indices"][place] = extent if end else -extent - 1
-    if workload.dynamic:
-        arrays["indices_extents"] = np.array(place) + 1
-    return arrays, place, axis
-
-
-def noted(workload: Workload, words: Any) -> tuple[tuple[int, ...], int] | None:
-    """The place and the index in the words that a kernel was given."""
-    return (tuple(map(int, np.unravel_index(words[0] - 1, workload.indices))), int(words[1])) if words[0] else None
-
-
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.label)
-def test_emulated_kernels_note_the_index_that_is_out_of_range(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> None:
-    template, _ = TEMPLATES[workload.op]
-    for number, each in enumerate((workload, *(workload.replace(**some) for some in OPEN))):
-        arrays, place, _ = one_wrong(each, number % 2)
-        words = np.zeros(2, np.int64)
-        emulated(monkeypatch, template, each, arrays, None, *MODULES, also={WRONG_INDEX: words})
-        assert noted(each, words) == (place, arrays["indices"][place])
-        words[:] = 5, 7  # what was noted before stays
-        emulated(monkeypatch, template, each, arrays, None, *MODULES, also={WRONG_INDEX: words})
-        assert words.tolist() == [5, 7]
-        words[:] = 0
-        if not each.dynamic:
-            arrays = example(each, wrong=False)
-            emulated(monkeypatch, template, each, arrays, None, *MODULES, also={WRONG_INDEX: words})
-            assert not words.any()
-        for axis in range(len(place) - (each.by == "tuples")) if each.dynamic else ():
-            fewer = np.array(place) + 1
-            fewer[axis] = place[axis]  # what is not in use is not looked at
-            arrays["indices_extents"] = fewer
-            emulated(monkeypatch, template, each, arrays, None, *MODULES, also={WRONG_INDEX: words})
-            assert not words.any()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("workload", (WORKLOADS[3], WORKLOADS[4], WORKLOADS[6], WORKLOADS[9]), ids=lambda each: each.label)
-def test_calls_on_a_cpu_raise_for_the_index_that_is_out_of_range(workload: Workload) -> None:
-    with compile_(workload, target="cpu", allow=("default",)) as kernel:
-        good = {name: stored_as(workload, name, array) for name, array in example(workload, wrong=False).items()}
-        kernel(**good)
-        for end in (0, 1):
-            arrays, place, axis = one_wrong(workload, end)
-            given = {name: stored_as(workload, name, array) for name, array in arrays.items()}
-            extent, index = workload.x[axis], arrays["indices"][place]
-            text = f"the index at {list(place)} of 'indices' is {index}, but axis {axis} of 'x' has extent {extent}"
-            with pytest.raises(IndexRangeError, match=re.escape(f"{text}; allowed: {-extent} to {extent - 1}")):
-                kernel(**given)
-            step = kernel.bind(**given)
-            step()
-            with pytest.raises(IndexRangeError, match=re.escape(text)):
-                kernel.check()
-            kernel.check()
-            kernel(**good)
-
-
-def test_a_message_says_what_is_known_of_the_extent() -> None:
-    workload = gather(x=(4, 6), indices=(3, 2), axis=1, dtype="float32", dynamic_x=True)
-    with compile_(workload, target="cpu", allow=("default",)) as kernel:
-        x, used = np.arange(24, dtype=np.float32).reshape(4, 6), np.array([4, 5])
-        y, extents_of_y = kernel(x, np.array([[0, -5], [4, 1], [2, 3]]), used)
-        assert extents_of_y.tolist() == [4, 3, 2]
-        np.testing.assert_array_equal(y, x[:, [[0, 0], [4, 1], [2, 3]]])
-        text = (
-            "the index at [1, 0] of 'indices' is 5, but axis 1 of 'x' was shorter: its extent e is known at run time only, "
-            "and at most 6; allowed: -e to e - 1"
-        )
-        with pytest.raises(IndexRangeError, match=re.escape(text)):
-            kernel(x, np.array([[0, -5], [5, 1], [2, 3]]), used)
-
-
-def stored_as(workload: Workload, name: str, array: Any) -> Any:
-    spec = next(each for each in workload.signature if each.name == name)
-    return encode(np.ascontiguousarray(array), spec.dtype)
-
-
 @pytest.mark.long
 def test_verification_accepts_a_cpu_kernel(device: CpuDevice) -> None:
     for workload in (
@@ -446,23 +278,6 @@ def test_kernels_on_the_device(gpu: Any) -> None:
             template = TEMPLATES[each.op][0]
             assert_equal(each, on_device(gpu, template, each, arrays), expected(each, arrays))
             assert verdict(gpu, template, each) is None, each.label
-
-
-@pytest.mark.gpu
-def test_kernels_on_the_device_note_an_index(gpu: Any) -> None:
-    """In pinned memory of the host, which is not copied. What was noted first stays until it was read."""
-    notes = IndexNotes(gpu, ["call"], lambda *found: f"{found}")
-    for workload in WORKLOADS:
-        template = TEMPLATES[workload.op][0]
-        for end in (0, 1):
-            arrays, place, _ = one_wrong(workload, end)
-            on_device(gpu, template, workload, arrays, also=notes.buffers("call"))
-            found = "call", int(np.ravel_multi_index(place, workload.indices)), int(arrays["indices"][place])
-            with pytest.raises(IndexRangeError, match=re.escape(f"{found}")):
-                notes.check()
-            on_device(gpu, template, workload, example(workload, wrong=False), also=notes.buffers("call"))
-            notes.check()
-    notes.close()
 
 
 # ---- ONNX

@@ -3,11 +3,10 @@ file, and wrong inputs, files and branches are refused."""
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,30 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
 pytest.importorskip("onnxscript")
 
+from branches_support import (  # noqa: E402
+    FLOAT,
+    INT64,
+    LONG,
+    X,
+    assert_right,
+    built,
+    chosen,
+    graph,
+    info,
+    model_of,
+    node,
+    right,
+    scaled,
+    steps,
+    with_control,
+)
 from click.testing import CliRunner  # noqa: E402
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import schedsearch  # noqa: E402
 from schedsearch.errors import BranchError, IndexRangeError, UsageError, WrongNetworkError  # noqa: E402
 from schedsearch.executable.check import ProgramError  # noqa: E402
 from schedsearch.executable.check import check as check_program  # noqa: E402
 from schedsearch.executable.fixed import FixedNet  # noqa: E402
-from schedsearch.executable.program import Program  # noqa: E402
 from schedsearch.executable.stored import Stored  # noqa: E402
 from schedsearch.network.evaluate import evaluate  # noqa: E402
 from schedsearch.network.graph import Control  # noqa: E402
@@ -37,84 +50,6 @@ from schedsearch.network.model import load as load_model  # noqa: E402
 from schedsearch.network_check.check import Checker  # noqa: E402
 from schedsearch.network_check.source import Source  # noqa: E402
 from schedsearch.network_check.subjects import BuiltNet  # noqa: E402
-
-Array = np.ndarray[Any, Any]
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-info = helper.make_tensor_value_info
-LONG = 51  # nodes; two shorter branches are both computed
-X = np.arange(1, 13, dtype=np.float32).reshape(3, 4) / 8
-node = helper.make_node
-
-
-def graph(nodes: Sequence[Any], results: Sequence[str], constants: dict[str, Any] | None = None) -> Any:
-    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
-    return helper.make_graph(
-        list(nodes), "body", [], [helper.make_empty_tensor_value_info(name) for name in results], weights
-    )
-
-
-def steps(name: str, x: str, count: int = LONG) -> list[Any]:
-    """x, its sign changed so many times, as `name`."""
-    names = [x, *(f"{name}{number}" for number in range(1, count)), name]
-    return [node("Neg", [before], [after]) for before, after in itertools.pairwise(names)]
-
-
-def model_of(
-    nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[str], constants: dict[str, Any] | None = None
-) -> Any:
-    made = graph(nodes, outputs, constants)
-    made.input.extend(inputs)
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-
-
-def chosen(
-    then: Any, otherwise: Any, *, results: Sequence[str] = ("y",), constants: dict[str, Any] | None = None, k: Any = ()
-) -> Any:
-    """y = one of two graphs of h = 2 x, the first if the sum of x is positive; z = y + h."""
-    nodes = [
-        node("Mul", ["x", "two"], ["h"]),
-        node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        node("Greater", ["sum", "zero"], ["positive"], name="above"),
-        node("If", ["positive"], list(results), name="either", then_branch=then, else_branch=otherwise),
-        node("Add", [results[0], "h"], ["z"]),
-    ]
-    own = {"two": np.float32(2), "zero": np.float32(0), **(constants or {})}
-    return model_of(nodes, [info("x", FLOAT, [3, 4]), *k], ["z", *results[1:]], own)
-
-
-def scaled(factor: float, name: str = "r") -> Any:
-    """h times a number, after many steps."""
-    return graph(
-        [*steps(f"{name}.n", "h"), node("Mul", [f"{name}.n", "factor"], [name])], [name], {"factor": np.float32(factor)}
-    )
-
-
-def right(model: Any, feeds: dict[str, Array]) -> list[Array]:
-    """What ONNX Runtime computes; without it, onnx's evaluator."""
-    try:
-        import onnxruntime
-    except ImportError:
-        return [np.asarray(each) for each in ReferenceEvaluator(model).run(None, feeds)]
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return [np.asarray(each) for each in session.run(None, feeds)]
-
-
-def built(model: Any, folder: Path, **options: Any) -> FixedNet:
-    onnx.save(model, folder / "model.onnx")
-    net = schedsearch.build(
-        folder / "model.onnx", target="cpu", db=folder / "records.db", out=folder / "model.ssx", progress=False, **options
-    )
-    assert isinstance(net, FixedNet)
-    return net
-
-
-def assert_right(net: Any, model: Any, **feeds: Array) -> None:
-    found = net(**feeds)
-    several = found if isinstance(found, tuple) else (found,)
-    for one, other in zip(several, right(model, feeds), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -348,13 +283,6 @@ def test_a_table_of_sizes_takes_no_computed_branches(model: Any, tmp_path: Path)
         built(dynamic, tmp_path, dynamic={"n": (1, 4)})
 
 
-def _with_control(program: Program, **changes: Any) -> Program:
-    calls = tuple(
-        each if each.control is None else replace(each, control=replace(each.control, **changes)) for each in program.calls
-    )
-    return replace(program, calls=calls)
-
-
 def test_programs_inside_obey_the_rules_of_programs(folder: Path, net: FixedNet) -> None:
     stored, program = Stored(folder / "model.ssx", net.program), net.program
     plans = stored.plans()
@@ -363,16 +291,16 @@ def test_programs_inside_obey_the_rules_of_programs(folder: Path, net: FixedNet)
     assert call.control is not None
     then, otherwise = call.control.programs
     with pytest.raises(ProgramError, match="is not If of 2 programs"):
-        check_program(_with_control(program, bodies=(then,)), plans)
+        check_program(with_control(program, bodies=(then,)), plans)
     with pytest.raises(ProgramError, match="which nothing has written there before"):
-        check_program(_with_control(program, bodies=(then, replace(otherwise, calls=otherwise.calls[1:]))), plans)
+        check_program(with_control(program, bodies=(then, replace(otherwise, calls=otherwise.calls[1:]))), plans)
     for name, other, message in (("x1", "x0", "has a program on"), ("x0", "x1", "for what the host reads")):
         moved = replace(call, buffers={**call.buffers, name: call.buffers[other]})
         with pytest.raises(ProgramError, match=message):
             check_program(replace(program, calls=(*program.calls[:place], moved, *program.calls[place + 1 :])), plans)
     large = replace(then, arena_bytes=1 << 20)
     with pytest.raises(ProgramError, match=r"has 1048576 bytes|need at most"):
-        check_program(_with_control(program, bodies=(large, otherwise)), plans)
+        check_program(with_control(program, bodies=(large, otherwise)), plans)
 
 
 @pytest.mark.gpu
@@ -395,122 +323,3 @@ def test_a_gpu_runs_the_branch_that_is_taken(model: Any, tmp_path: Path) -> None
             bound.close()
         with pytest.raises(UsageError, match="a CUDA graph cannot capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             net(x)
-
-
-# --- Loops --------------------------------------------------------------------------------------------------------------
-BOOL = TensorProto.BOOL
-
-
-def turning(*, limit: bool, most: bool = True) -> Any:
-    """v = tanh(v w - x), starting from x, m times or until the sum of v reaches a limit; and the number of turns."""
-    inner = [
-        node("MatMul", ["v", "w"], ["p"]),
-        node("Add", ["p", "bias"], ["q"]),
-        node("Tanh", ["q"], ["after"]),
-        node("Add", ["count", "one"], ["next"]),
-    ]
-    if limit:
-        inner += [node("ReduceSum", ["after"], ["s"], keepdims=0), node("Less", ["s", "limit"], ["on"])]
-    else:
-        inner += [node("Identity", ["c"], ["on"])]
-    body = graph(inner, [], {"one": np.ones(1, np.float32)})
-    body.input.extend([info("i", INT64, []), info("c", BOOL, []), info("v", FLOAT, [3, 4]), info("count", FLOAT, [1])])
-    body.output.extend([info("on", BOOL, []), info("after", FLOAT, [3, 4]), info("next", FLOAT, [1])])
-    nodes = [node("Neg", ["x"], ["bias"]), node("Loop", ["m" if most else "", "true", "x", "zero"], ["y", "n"], body=body)]
-    nodes[1].name = "turns"
-    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
-    inputs = [info("x", FLOAT, [3, 4]), *([info("m", INT64, [])] if most else [])]
-    constants = {"w": weight, "zero": np.zeros(1, np.float32), "limit": np.float32(1), "true": np.array(True)}
-    return model_of(nodes, inputs, ["y", "n"], constants)
-
-
-@pytest.mark.parametrize("limit", [True, False])
-def test_a_loop_takes_as_many_turns_as_its_inputs_say(limit: bool, tmp_path: Path) -> None:
-    model = turning(limit=limit)
-    with built(model, tmp_path) as net, schedsearch.load(tmp_path / "model.ssx") as loaded:
-        assert net.checked and not net.untaken
-        for m in (0, 1, 2, 7, 1, 0):
-            for sign in (1, -1):
-                assert_right(net, model, x=sign * X, m=np.array(m))
-        assert_right(loaded, model, x=X, m=np.array(5))
-        assert "turns: Loop m times, while " in loaded.explain() and "in each turn:" in loaded.explain()
-        assert loaded.measure(2, {"x": X, "m": np.array(3)}).total_ns > 0
-        stored, program = Stored(tmp_path / "model.ssx", loaded.program), loaded.program  # type: ignore[attr-defined]
-    check_program(program, stored.plans())
-    (body,) = next(each.control.programs for each in program.calls if each.control is not None)
-    with pytest.raises(ProgramError, match="is not Loop of 1 programs"):
-        check_program(_with_control(program, bodies=(body, body)), stored.plans())
-    place, call = next((number, each) for number, each in enumerate(program.calls) if each.control is not None)
-    for name, other, message in (("x0", "x1", "for what the host reads"), ("x2", "x3", "has a program on")):
-        moved = replace(call, buffers={**call.buffers, name: call.buffers[other]})
-        with pytest.raises(ProgramError, match=message):
-            check_program(
-                replace(program, calls=(*program.calls[:place], moved, *program.calls[place + 1 :])), stored.plans()
-            )
-
-
-def test_a_loop_without_a_number_of_turns_goes_on_while_its_condition_holds(tmp_path: Path) -> None:
-    model = turning(limit=True, most=False)
-    network = lower(load_model(model).graph())
-    x = -4 * X  # its sum grows above the limit
-    wanted = right(model, {"x": x})
-    found = evaluate(network, {"x": x})
-    for name, value in zip(network.outputs, wanted):
-        np.testing.assert_allclose(found[name].reshape(value.shape), value, rtol=1e-5)
-
-
-@pytest.mark.long
-def test_loops_and_branches_are_inside_of_one_another(tmp_path: Path) -> None:
-    """A branch with a loop whose body has a branch; the number of turns is the row with the largest first element."""
-    inner = [
-        node("Mod", ["i", "two_turns"], ["odd"]),
-        node("Cast", ["odd"], ["is_odd"], to=BOOL),
-        node("If", ["is_odd"], ["after"], name="inner", then_branch=_of_v("Sin"), else_branch=_of_v("Cos")),
-        node("Identity", ["c"], ["on"]),
-    ]
-    body = graph(inner, [], {"two_turns": np.int64(2)})
-    body.input.extend([info("i", INT64, []), info("c", BOOL, []), info("v", FLOAT, [3, 4])])
-    body.output.extend([info("on", BOOL, []), info("after", FLOAT, [3, 4])])
-    then = graph(
-        [
-            node("ArgMax", ["h"], ["rows"], axis=0, keepdims=0),
-            node("Gather", ["rows", "first"], ["m"]),
-            node("Loop", ["m", "true", "h"], ["r"], body=body, name="turns"),
-        ],
-        ["r"],
-        {"first": np.int64(0), "true": np.array(True)},
-    )
-    model = chosen(then, scaled(2, "other"))
-    with built(model, tmp_path) as net:
-        for rows in ([0, 1, 2], [2, 1, 0], [0, 2, 1]):
-            for sign in (1, -1):
-                assert_right(net, model, x=sign * X[rows])
-
-
-def _of_v(op: str) -> Any:
-    """Many steps, so that not both branches are computed."""
-    return graph([*steps(f"{op}.n", "v"), node(op, [f"{op}.n"], [f"{op}.r"])], [f"{op}.r"])
-
-
-def test_a_loop_that_stacks_an_unknown_number_of_arrays_is_refused() -> None:
-    model = turning(limit=False)
-    (body,) = (each.g for each in model.graph.node[1].attribute)
-    body.node.append(node("Identity", ["q"], ["seen"]))
-    body.output.append(info("seen", FLOAT, [3, 4]))
-    model.graph.node[1].output.append("all")
-    model.graph.output.append(helper.make_empty_tensor_value_info("all"))
-    with pytest.raises(UsageError, match=r"Loop: turns .*it stacks 'all', whose extent is the number of turns"):
-        lower(load_model(model).graph())
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("limit", [True, False])
-def test_a_gpu_takes_as_many_turns_as_its_inputs_say(limit: bool, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    model = turning(limit=limit)
-    onnx.save(model, tmp_path / "model.onnx")
-    with schedsearch.build(tmp_path / "model.onnx", target="cuda", db=tmp_path / "r.db", progress=False) as net:
-        for m in (0, 1, 2, 7, 1):
-            found = net(torch.from_numpy(X).cuda(), torch.tensor(m).cuda())
-            for one, other in zip(found, right(model, {"x": X, "m": np.array(m)}), strict=True):
-                np.testing.assert_allclose(one.cpu().numpy(), other, rtol=1e-4, atol=1e-5)

@@ -17,6 +17,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
 import invalid_models as models
+import odd_models
 import onnx
 from onnx_support import Net
 
@@ -70,7 +71,8 @@ def bases() -> dict[str, Any]:
     return {
         "convolutions": convolutions(), "shapes": shapes(), "quantised": quantised(), "a layer": layer,
         "a branch": models.branch(models.body([models.node("Relu", ["x"], ["t"])], "t")), "functions": models.nested(3),
-        "an argument": models.ODD["an argument of a function"], "a constant": models.with_constant(value_floats=[1.0] * 8),
+        "an argument": odd_models.ODD["an argument of a function"],
+        "a constant": models.with_constant(value_floats=[1.0] * 8),
     }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 
 import invalid_models as models
+import odd_models
 import onnx.inliner
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -60,12 +61,12 @@ def test_onnx_runtime_refuses_it_too(name: str, tmp_path: Path) -> None:
         onnxruntime.InferenceSession(str(saved(model, tmp_path)), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("name", models.ODD)
+@pytest.mark.parametrize("name", odd_models.ODD)
 def test_an_odd_but_valid_model_computes_what_it_says(name: str, tmp_path: Path) -> None:
-    model = read_model(saved(models.ODD[name], tmp_path))
+    model = read_model(saved(odd_models.ODD[name], tmp_path))
     if name in HAVE_NO_KERNEL:
         return
-    (wanted,) = ReferenceEvaluator(plain(models.ODD[name])).run(None, {"x": X})
+    (wanted,) = ReferenceEvaluator(plain(odd_models.ODD[name])).run(None, {"x": X})
     network = lower(model)
     found = evaluate(network, {"x": X})[network.outputs[0]]
     np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=1e-6)

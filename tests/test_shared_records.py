@@ -1,4 +1,4 @@
-"""Records that people give one another: `records push`, `pull`, `diff`, `ship` and `verify --imported`."""
+"""Records that people give one another: `records push`, `pull`, `ship` and `verify --imported`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,21 @@ from typing import Any
 import pytest
 from cli_support import ONE_THREAD, events, isolate, schedsearch
 from records_support import A100, H100, H200, artifact, conv, record
+from shared_records_support import of_race, ok, raced
 
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
 from schedsearch.errors import NoRecordError, SchemaVersionError, UsageError
-from schedsearch.measurement import CHAIN_GRAPH, COLD_GRAPH, Anchor, Measurement, Outcome, Record
-from schedsearch.records.differences import differences, read_entries
+from schedsearch.measurement import COLD_GRAPH
 from schedsearch.records.entries import Entry, chosen, imported, merged
 from schedsearch.records.exchange import import_jsonl
 from schedsearch.records.lookup import Lookup
 from schedsearch.records.sharing import pull, push, read_pushed
 from schedsearch.records.shipped import file_name
-from schedsearch.records.shipping import ship
 from schedsearch.records.store import Store
 from schedsearch.session.gradual import tune_gradually
 from schedsearch.task import Task
 from schedsearch.workload import Workload
-
-
-def of_race(time_ns: float, anchor_ns: float = 4000.0, **changes: Any) -> Record:
-    """A record of a final race in which the default took `anchor_ns`."""
-    measurement = Measurement(Outcome.OK, times_ns=(time_ns,), host="secret-host", device_uuid="GPU-1234")
-    return record(measurement=measurement, anchor=Anchor("c0de", anchor_ns), final_race=True, **changes)
-
-
-def raced(store: Store, time_ns: float, anchor_ns: float = 4000.0, **changes: Any) -> int:
-    record_id = store.append(of_race(time_ns, anchor_ns, **changes))
-    store.promote(record_id)
-    return record_id
 
 
 @pytest.fixture
@@ -348,57 +335,6 @@ def test_what_was_shipped_or_pulled_is_not_pushed_on(pushed: Path, tmp_path: Pat
         assert chosen(store).entries == ()
 
 
-# ---- diff
-
-
-def test_differences_by_gain_time_and_noise(tmp_path: Path) -> None:
-    def entries(*found: Record) -> dict[Any, Entry]:
-        return merged(map(Entry.of, found))
-
-    def fast(k: int, time_ns: float, bm: int = 64, anchor_ns: float = 4000.0) -> Record:
-        return of_race(time_ns, anchor_ns, workload=conv(k=k), config=Config(bm=bm))
-
-    one = entries(fast(8, 1000.0), fast(16, 1000.0), fast(32, 1000.0), fast(64, 1000.0), fast(128, 1000.0))
-    other = entries(
-        fast(8, 2000.0, anchor_ns=8000.0), fast(16, 1010.0, bm=32), fast(32, 1300.0, bm=32), fast(64, 800.0, bm=32),
-        fast(256, 1.0),
-    )  # fmt: skip
-    found = {each.label: each for each in differences(one, other).rows}
-    verdicts = {k: found[conv(k=k).label].verdict for k in (8, 16, 32, 64, 128, 256)}
-    assert verdicts == {
-        8: "the same", 16: "within noise", 32: "A is faster", 64: "B is faster", 128: "only in A", 256: "only in B"
-    }  # fmt: skip
-    assert found[conv(k=8).label].ratio == 1 and found[conv(k=32).label].ratio == pytest.approx(1.3)
-    headline = differences(one, other).headline
-    assert headline.startswith("4 tasks in both: 1 the same, 1 others within noise, 1 faster in A, 1 in B")
-    assert headline.endswith("1 only in A, 1 only in B")
-
-
-def test_databases_shipped_records_and_pushed_files_compare(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "own.db") as store:
-        raced(store, 1000.0)
-        raced(store, 2000.0, workload=conv(k=128))
-        path, _, _ = push(store, tmp_path / "file.jsonl.gz", "Ada")
-        ship(store, tmp_path, H200, "Ada")
-    files = [tmp_path / "own.db", path, tmp_path / file_name(H200)]
-    for one in files:
-        for other in files:
-            found = differences(read_entries(one), read_entries(other))
-            assert [(each.verdict, each.by, each.ratio) for each in found.rows] == [("the same", "gain", 1.0)] * 2
-
-
-def test_a_difference_names_the_mode_where_a_layer_has_several(tmp_path: Path) -> None:
-    cold = of_race(1000.0)
-    chained = replace(cold, measurement=replace(cold.measurement, mode=CHAIN_GRAPH))
-    for name, made in (("one.db", [cold]), ("other.db", [cold, chained])):
-        with Store.open(tmp_path / name) as store:
-            for each in made:
-                store.promote(store.append(each))
-    text = ok("records", "diff", tmp_path / "one.db", tmp_path / "other.db", "--all")
-    assert f"{cold.workload.label} ({COLD_GRAPH})" in text and f"{cold.workload.label} ({CHAIN_GRAPH})" in text
-    assert "(" not in ok("records", "diff", tmp_path / "one.db", tmp_path / "one.db", "--all").splitlines()[2]
-
-
 # ---- on this machine's CPU
 
 
@@ -413,12 +349,6 @@ def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tiny.yaml").write_text(ONE_THREAD)
     (tmp_path / "shipped").mkdir()
     return tmp_path
-
-
-def ok(*arguments: Any) -> str:
-    result = schedsearch(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.mark.long
