@@ -223,6 +223,8 @@ def test_static_shared_arrays_count_as_shared_memory(arch: str, target: Target, 
 def test_code_is_made_for_the_device_at_hand_or_not_at_all() -> None:
     step = KernelStep(simple, (Pointer("y"), Int32(5)), Grid(1), 128)
     assert compile_source(KernelSource("cuda", "native", (step,)), PRESETS["a100"]).artifact.plan.arch == "sm_80"
+    for card, arch in (("rtx5090", "sm_120f"), ("gb300", "sm_100f")):  # code of a family runs on its later cards
+        assert compile_source(KernelSource("cuda", arch, (step,)), PRESETS[card]).artifact.plan.arch == arch
     for arch in ("sm_80", "sm_100", "sm_120f", "sm_103a"):
         with pytest.raises(CompileError, match=rf"code for arch '{arch}' does not run on NVIDIA H200, which is sm_90"):
             compile_source(KernelSource("cuda", arch, (step,)), H200)

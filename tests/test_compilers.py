@@ -68,9 +68,19 @@ def test_numba_cuda_is_preferred_unless_the_user_asks_for_another(
         (
             {"numba-cuda": "0.30.4"},
             "numba-cuda-mlir",
-            r"SCHEDSEARCH_COMPILER=numba-cuda-mlir: .*not installed: pip install 'schedsearch\[mlir\]'",
+            r"=numba-cuda-mlir: .*not installed: pip install 'schedsearch\[mlir\]'; or .*=numba-cuda, which is installed$",
+        ),
+        (
+            {"numba-cuda": "0.31.0"},
+            "numba-cuda-mlir",
+            r"COMPILER=numba-cuda-mlir: .*not installed: pip install 'schedsearch\[mlir\]'$",
         ),
         ({"numba-cuda": "0.31.0"}, "", r"numba-cuda is 0\.31\.0; supported: 0\.30\.\*; pip install"),
+        (
+            {"numba-cuda": "0.31.0", "numba-cuda-mlir": "0.6.0"},
+            "",
+            r"numba-cuda is 0\.31\.0; .*; or SCHEDSEARCH_COMPILER=numba-cuda-mlir, which is installed$",
+        ),
         ({"numba-cuda-mlir": "0.60.1"}, "", r"numba-cuda-mlir is 0\.60\.1; supported: 0\.6\.\*; pip install"),
         (BOTH, "mlir", r"SCHEDSEARCH_COMPILER is 'mlir'; allowed: numba-cuda, numba-cuda-mlir; unset it"),
     ],

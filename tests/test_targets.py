@@ -77,6 +77,22 @@ def test_an_unknown_card_is_named_with_the_ones_that_are_known() -> None:
         detect("rtx5080", presets=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sm_120f", r"is an architecture, not a device \(cards that run its code: rtx5090\); allowed: .*"),
+        ("sm_90a", r"is an architecture, not a device \(cards that run its code: h100, h200\); allowed: .*"),
+        ("sm_75", r"is an architecture, not a device; allowed: .*"),
+    ],
+)
+def test_an_architecture_is_no_device_but_its_cards_are(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"'{text}' {said}") as raised:
+        detect(text, presets=True)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UsageError, match=r"is an architecture, not a device; allowed: auto, cpu, cuda, cuda:N$"):
+        detect(text)
+
+
 @functools.cache
 def workloads() -> dict[str, list[Any]]:
     return table.workloads()
@@ -96,7 +112,7 @@ def registers_of_blocks(space: ConfigSpace, rows: Any) -> Any:
 
 def some_source(template: Template, preset: str, seed: int) -> KernelSource | None:
     """The kernel of a configuration from the template's space on a card; None if it refuses the card. Of more configurations
-    it checks the registers."""
+    it checks the registers, and of the default that the space has it."""
     target = PRESETS[preset]
     workload = Workload.from_json(json.dumps(workloads()[template.name][0]))
     if template.validate(workload, target):
@@ -104,6 +120,7 @@ def some_source(template: Template, preset: str, seed: int) -> KernelSource | No
     space = template.space(workload, target)
     rows = space.sample_indices(8, np.random.default_rng(seed))
     assert registers_of_blocks(space, rows).max() <= target.registers_per_sm, template.name
+    assert space.check(template.default(workload, target, space)) == [], template.name
     return template.kernel(workload, target, space.configs(rows[:1])[0])
 
 

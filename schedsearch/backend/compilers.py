@@ -101,7 +101,9 @@ def usable() -> Compiler:
     compiler = chosen()
     if problem := compiler.problem():
         asked = f"{ENVIRONMENT_VARIABLE}={compiler.package}: " if os.environ.get(ENVIRONMENT_VARIABLE) else ""
-        raise UsageError(f"{asked}{problem}")
+        usable_ones = [each.package for each in COMPILERS.values() if not each.problem()]
+        other = f"; or {ENVIRONMENT_VARIABLE}={usable_ones[0]}, which is installed" if usable_ones else ""
+        raise UsageError(f"{asked}{problem}{other}")
     return compiler
 
 

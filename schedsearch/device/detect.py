@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schedsearch.errors import DeviceError, UsageError, did_you_mean
-from schedsearch.target import PRESETS, Target
+from schedsearch.target import PRESETS, Architecture, Target
 
 _SEVERAL = re.compile(r"cuda:(all|\d+(?:,\d+)+)")
 
@@ -70,12 +70,22 @@ def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]
 
 
 def _unknown(selector: str, allowed: Sequence[str]) -> UsageError:
-    got = (
-        "stands for a device that may be absent, but a real device is needed here"
-        if selector in PRESETS
-        else f"is not known{did_you_mean(selector, allowed)}"
-    )
+    if selector in PRESETS:
+        got = "stands for a device that may be absent, but a real device is needed here"
+    else:
+        got = _architecture(selector, allowed) or f"is not known{did_you_mean(selector, allowed)}"
     return UsageError(f"target {selector!r} {got}; allowed: {', '.join(allowed)}")
+
+
+def _architecture(selector: str, allowed: Sequence[str]) -> str:
+    """What to say of a selector that names an architecture; empty if it names none."""
+    try:
+        found = Architecture.parse(selector)
+    except ValueError:
+        return ""
+    cards = [name for name, card in PRESETS.items() if name in allowed and found.runs_on(card.compute_capability)]
+    said = f" (cards that run its code: {', '.join(cards)})" if cards else ""
+    return f"is an architecture, not a device{said}"
 
 
 def _detect_cuda(ordinal: int) -> Target:
