@@ -92,16 +92,20 @@ def checked_who(who: str) -> str:
 def push(
     store: Store, destination: str | Path, who: str, *, target: str | None = None
 ) -> tuple[Path, dict[str, Any], Chosen]:
-    """Writes the entries of a store (`entries.chosen`) to a file, or to a new file in a folder.
+    """Writes the entries of a store (`entries.chosen`) to a new file.
 
-    Names of hosts and cards are left out.
+    Names of hosts and cards are left out. No file is replaced.
+
+    Args:
+        destination: a file to be made, whose name ends with .jsonl.gz; any other name is a folder, which is made if its
+            parent is there. In a folder the file is named by its content.
 
     Returns:
         The file, its manifest, and what was chosen. A file of the same entries that is there already is left as it is.
 
     Raises:
         NoRecordError: there are none.
-        UsageError: `who` is impossible, or the file cannot be written.
+        UsageError: `who` is impossible, there is another file of that name, or the file cannot be written.
     """
     who = checked_who(who)
     found = chosen(store, target=target)
@@ -115,16 +119,41 @@ def push(
     body = b"".join(lines)
     manifest = manifest_of(records, who) | {"sha256": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
     header = {"kind": "header", "format": exchange.FORMAT, "uuid": store.uuid, "manifest": manifest}
-    path = Path(destination)
-    if path.is_dir():
-        path = path / f"{manifest['sha256'][:16]}{SUFFIX}"
-        if path.exists():
-            return path, manifest, found
+    path = _place(Path(destination), manifest["sha256"])
+    if path.is_file():
+        if _digest(path) != manifest["sha256"]:
+            raise UsageError(f"{path} is another file, which stays; give a folder, or a new name that ends with {SUFFIX}")
+        return path, manifest, found
     with new_file(path) as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
         stream = cast(BinaryIO, packed)
         stream.write(canonical_json(header, finite=True).encode() + b"\n")
         stream.write(body)
     return path, manifest, found
+
+
+def _place(destination: Path, sha256: str) -> Path:
+    """The file for these entries.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+    if destination.name.endswith(SUFFIX) and not destination.is_dir():
+        return destination
+    try:
+        if not destination.exists():
+            destination.mkdir(exist_ok=True)
+    except OSError as error:
+        why = f"cannot make the folder {destination}: {error.strerror}"
+        raise UsageError(f"{why}; make its parent, or give another one") from None
+    return destination / f"{sha256[:16]}{SUFFIX}" if destination.is_dir() else destination
+
+
+def _digest(path: Path) -> str:
+    """The sha256 in the manifest of a pushed file; "" of any other file."""
+    try:
+        return str(read_pushed(path).manifest["sha256"])
+    except SchedsearchError:
+        return ""
 
 
 def manifest_of(records: Sequence[Record], who: str) -> dict[str, Any]:

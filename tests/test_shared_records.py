@@ -111,6 +111,33 @@ def test_pushing_into_a_folder_adds_a_file_and_the_same_again_none(tmp_path: Pat
     assert sorted(folder.iterdir()) == sorted([first, second])
 
 
+def test_a_folder_that_is_not_there_is_made_so_that_the_first_push_is_no_file_of_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "team"
+    for name, time_ns in (("Ada", 1000.0), ("Grace", 900.0)):
+        with Store.open(tmp_path / f"{name}.db") as store:
+            raced(store, time_ns)
+            push(store, folder, name)
+    assert sorted(read_pushed(each).who for each in folder.iterdir()) == ["Ada", "Grace"]
+
+
+def test_no_file_is_replaced(tmp_path: Path) -> None:
+    workload_file, theirs = tmp_path / "layers.yaml", tmp_path / "theirs.jsonl.gz"
+    workload_file.write_text("tasks: []")
+    with Store.open(tmp_path / "own.db") as store:
+        raced(store, 1000.0)
+        with pytest.raises(UsageError, match=r"layers\.yaml is another file"):
+            push(store, workload_file, "Ada")
+        push(store, theirs, "Ada")
+        before = theirs.read_bytes()
+        push(store, theirs, "Ada")
+        raced(store, 900.0, number=5)
+        with pytest.raises(UsageError, match=r"theirs\.jsonl\.gz is another file"):
+            push(store, theirs, "Ada")
+        with pytest.raises(UsageError, match=r"cannot make the folder .*/b: No such file or directory; make its parent"):
+            push(store, tmp_path / "a" / "b", "Ada")
+    assert workload_file.read_text() == "tasks: []" and theirs.read_bytes() == before
+
+
 def test_two_who_push_at_once_lose_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()

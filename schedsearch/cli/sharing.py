@@ -29,7 +29,9 @@ _who_option = click.option("--who", metavar="NAME", required=True, help="Who mea
 @target_option
 @json_option
 def push(place: str, who: str, db: str, selector: str | None, as_json: bool) -> None:
-    """Write the fastest configuration of each task to FILE, or to a new file in FOLDER, which others may write to as well.
+    """Write the fastest configuration of each task to a new FILE, or to a new file in FOLDER, which others may write to.
+
+    FILE ends with .jsonl.gz; any other name is a FOLDER, which is made if its parent is there. No file is replaced.
 
     Only what raced with its default counts. A configuration less than 1.02 times as fast as the default is none: the default
     is written. Names of hosts and cards are left out, and so is machine code.
