@@ -90,6 +90,7 @@ test-mlir: ## install numba-cuda-mlir and no numba-cuda, and compile kernels of 
 	$(MAKE) $(MLIR_VENV)/.installed-mlir VENV=$(MLIR_VENV)
 	OMP_NUM_THREADS=1 $(MLIR_VENV)/bin/pytest tests/test_mlir.py tests/test_mlir_private.py tests/test_compilers.py
 	OMP_NUM_THREADS=1 $(MLIR_VENV)/bin/pytest tests/test_own_kernels.py -k every_example_compiles
+	OMP_NUM_THREADS=1 $(MLIR_VENV)/bin/pytest tests/test_conv2d_tcgen05.py -k compiles
 
 # This target has its own environment, so that the dependencies of PyTorch and Kernel Tuner do not affect the other tests.
 test-integrations: ## install PyTorch, Kernel Tuner, ONNX Runtime and nbclient beside it, and run the tests that need them but no GPU
