@@ -92,7 +92,7 @@ def test_the_fastest_code_is_loaded_and_counts_as_not_verified_here(store: Store
 
 def test_the_cards_own_record_is_left_to_the_level_above(store: Store) -> None:
     best(store, GH200, 500.0)
-    assert level(store, GH200)[0] == "no"
+    assert level(store, GH200) == ("no", "no machine code of another device for this workload runs on NVIDIA GH200 480GB")
     best(store, H100, 1000.0)
     assert serve(store, GH200)[1] == [b"NVIDIA H100 PCIe"]
 
@@ -101,8 +101,10 @@ def test_a_card_is_served_no_code_that_wants_more_shared_memory_than_it_has(stor
     best(store, H100, 1000.0)
     assert level(store, replace(GH200, shared_bytes_per_block=LARGEST))[0] == "serves"
     small = replace(GH200, shared_bytes_per_block=LARGEST - 1)
-    assert level(store, small) == ("no", "no stored machine code of this workload runs on NVIDIA GH200 480GB")
-    with pytest.raises(NoRecordError, match="same_architecture: no stored machine code of this workload runs on"):
+    assert level(store, small) == ("no", "no machine code of another device for this workload runs on NVIDIA GH200 480GB")
+    with pytest.raises(
+        NoRecordError, match="same_architecture: no machine code of another device for this workload runs on"
+    ):
         schedsearch.compile(conv(), store.path, target=small, allow=LEVEL)
 
 

@@ -234,7 +234,7 @@ class Fallback:
 
     def _same_architecture(self, lookup: Lookup) -> Iterator[Alternative | Miss]:
         target = self.target
-        found, why = False, [f"no stored machine code of this workload runs on {target.name}"]
+        found, why = False, [f"no machine code of another device for this workload runs on {target.name}"]
         for row in lookup.same_architecture(self.workload.id, self.mode):
             if row.target_key == target.key or row.plan_json is None or row.arch is None:
                 continue
