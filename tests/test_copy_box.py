@@ -138,6 +138,7 @@ def host_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     driver = HostDriver()
     monkeypatch.setattr(cuda_driver, "bindings", lambda: driver)
     monkeypatch.setattr(cuda_driver, "libcuda", lambda: driver)
+    monkeypatch.setattr(cuda_driver, "immediate", lambda: driver)
     with contextlib.closing(open_device(PRESETS["h200"])) as device:
         yield device
 

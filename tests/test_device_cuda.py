@@ -32,6 +32,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
     monkeypatch.setattr(cuda_driver, "bindings", lambda: fake)
     monkeypatch.setattr(cuda_driver, "libcuda", lambda: fake)
+    monkeypatch.setattr(cuda_driver, "immediate", lambda: fake)
     return fake
 
 
