@@ -87,3 +87,34 @@ def test_a_window_that_would_begin_in_the_padding_does_not_count(recorded: bool,
     found = evaluate(lower(read_model(path)), {"x": x})
     np.testing.assert_array_equal(found["y"], x[:, :, [0, 3, 6]][:, :, :, [0, 4, 7]])
     assert found["row"].shape == (1, 18)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_shape_that_follows_from_folded_constants_has_the_same_windows(recorded: bool, tmp_path: Path) -> None:
+    """The bounds of the Slice are computed, and the size of the second image by the shape of the first pool's result."""
+    node, constant = helper.make_node, onnx.numpy_helper.from_array
+    window = {"kernel_shape": [1, 3], "strides": [2, 3], "pads": [0, 1, 0, 1], "ceil_mode": 1}
+    nodes = [
+        node("Identity", ["given"], ["begin"]),
+        node("Slice", ["x", "begin", "end", "axes"], ["image"]),
+        node("MaxPool", ["image"], ["first"], **window),
+        node("Shape", ["first"], ["extents"]),
+        node("Expand", ["one", "extents"], ["ones"]),
+        node("Add", ["first", "ones"], ["sum"]),
+        node("MaxPool", ["sum"], ["y"], **window),
+    ]
+    weights = {"given": [0, 1], "end": [7, 8], "axes": [2, 3]}
+    tensors = [constant(np.array(numbers), name) for name, numbers in weights.items()]
+    tensors.append(constant(np.ones((1, 1, 1, 1), np.float32), "one"))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)
+    outputs = [helper.make_empty_tensor_value_info("y")]
+    graph = helper.make_graph(nodes, "net", [x], outputs, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(onnx.shape_inference.infer_shapes(model) if recorded else model, tmp_path / "net.onnx")
+    image = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
+    network = lower(read_model(tmp_path / "net.onnx"))
+
+    def pooled(image: Any) -> Any:  # every second row; columns 0 and 1, 2 to 4, 5 and 6: no window begins behind the image
+        return np.stack([image[:, :, ::2, max(at, 0) : at + 3].max(-1) for at in range(-1, image.shape[3], 3)], -1)
+
+    np.testing.assert_allclose(evaluate(network, {"x": image})["y"], pooled(pooled(image[..., 1:]) + 1))

@@ -3,7 +3,8 @@
 A pool with `ceil_mode` has one window more than without where pixels are left over, but not if that window would begin in
 the padding behind the image, nor with `auto_pad` SAME. onnx's shape inference counts it all the same, and its checker
 accepts that (findings/onnx_pool_ceil_mode_shape.sh). Such a pool is the same as one without `ceil_mode`, for which the
-inference is right.
+inference is right. Where the shape of the image follows from constants that are still to be folded, the pool is in a domain
+of our own until it is known: nothing is inferred of it, and nothing wrong is folded behind it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 _POOLS = ("MaxPool", "AveragePool", "LpPool")
+_HIDDEN = "schedsearch.hidden"  # the domain of pools whose images have no shape yet
 
 
 def correct_shapes(model: ir.Model) -> None:
@@ -47,6 +49,55 @@ def correct_shapes(model: ir.Model) -> None:
         left = left[left.index(wrong) + 1 :]
         _rewrite(wrong)
         forget_shapes_behind(wrong)
+
+
+def settle_pools(model: ir.Model) -> bool:
+    """As `correct_shapes`, while a graph is simplified: pools with `ceil_mode` are hidden until the shapes of their images
+    are known. Returns whether there are nodes of which shapes can be inferred now, or are to be inferred anew.
+
+    Raises:
+        ModelError: as `correct_shapes`.
+    """
+    changed = False
+    for node in [node for graph in graphs_of(model.graph) for node in graph if node.op_type in _POOLS and _is_ceil(node)]:
+        x, y = node.inputs[0], node.outputs[0]
+        if x is None or not (is_onnx(node) or node.domain == _HIDDEN):
+            continue
+        if x.shape is None or not x.shape.is_static():
+            if node.domain != _HIDDEN:
+                forget_shapes_behind(node)
+            node.domain = _HIDDEN
+            model.opset_imports[_HIDDEN] = 1
+            y.type = y.type or x.type
+            y.shape = None if x.shape is None else _open_images(x.shape)
+            continue
+        is_new = node.domain == _HIDDEN
+        node.domain = ""
+        if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
+            node.attributes.pop("ceil_mode")
+            is_new = True
+        elif any(axis.is_miscounted for axis in _axes(node)):
+            _rewrite(node)
+            is_new = True
+        if is_new:
+            forget_shapes_behind(node)
+        changed = changed or is_new
+    return changed
+
+
+def _open_images(shape: ir.Shape) -> ir.Shape:
+    """The same images with other pixels."""
+    import onnx_ir as ir
+
+    return ir.Shape([extent if axis < 2 else None for axis, extent in enumerate(shape)])
+
+
+def show_pools(model: ir.Model) -> None:
+    """Ends what `settle_pools` began."""
+    for node in (node for graph in graphs_of(model.graph) for node in graph):
+        if node.domain == _HIDDEN:
+            node.domain = ""
+    model.opset_imports.pop(_HIDDEN, None)
 
 
 def pad_open_windows(model: ir.Model) -> None:

@@ -28,7 +28,7 @@ from schedsearch.network.fusions import fuse
 from schedsearch.network.indexing import check_indices
 from schedsearch.network.new_nodes import constant
 from schedsearch.network.node_rules import check_nodes
-from schedsearch.network.shapes import infer_functions
+from schedsearch.network.shapes import infer_functions, settle_pools, show_pools
 from schedsearch.network.transposed import write_pads
 from schedsearch.typed import Array, GivenParams
 
@@ -82,9 +82,10 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
             should_fold=lambda node: is_foldable(node, opsets),
         )
 
-    unknown = sum(node.op_type in _SAME_SHAPE for node in model.graph)
+    unknown = sum(node.op_type in _SAME_SHAPE or "ceil_mode" in node.attributes for node in model.graph)
     is_new, bodies = True, _count_bodies(model)  # whether there are nodes that were not checked
     for _ in range(_MOST_ROUNDS + unknown):
+        settle_pools(model)
         counted = _count_from_the_front(model)
         padded = write_pads(model)
         found = fold()
@@ -109,12 +110,13 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
         ]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
             clean()(model)
-        if not any(changed) and not compute_both(model) and not _separate(model, of_branch):
+        if not (any(changed) or settle_pools(model) or compute_both(model) or _separate(model, of_branch)):
             break
         before, bodies = bodies, _count_bodies(model)
         is_new = bodies < before
         if is_new:
             rewrite_contributed(model)
+    show_pools(model)
     _lift_outputs(model)
     for tidy in (
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
