@@ -5,7 +5,7 @@ what is wrong there is left out of the comparison.
 
 | evaluator | versions | what is wrong | what is done |
 |---|---|---|---|
-| ONNX Runtime | 1.31, 1.32 | Sigmoid is 2e-4 off at -10, half of the right value at -16 and 0 from -18 (seen on x86-64, in MLAS); Swish as well | 1 / (1 + exp(-x)) |
+| ONNX Runtime | 1.31, 1.32 | Sigmoid is 2e-4 off at -10, half of the right value at -16 and 0 from -18 (seen on x86-64, in MLAS; `findings/onnxruntime_sigmoid_is_0_below_minus_18.sh`); Swish as well | 1 / (1 + exp(-x)) |
 | ONNX Runtime | 1.31, 1.32 | with optimisation, a MatMul of a weight after DequantizeLinear of opset 21 is half a percent off | optimisation is off |
 | ONNX Runtime | 1.31, 1.32 | a NaN in a window of MaxPool survives only as its last element | NaN is not compared after MaxPool |
 | ONNX Runtime | 1.31, 1.32 | a NaN under ReduceMax or ReduceMin survives only as the first number | the result is made NaN where there is one, also in bodies of loops and branches, from opset 15 |
@@ -13,7 +13,11 @@ what is wrong there is left out of the comparison.
 | onnx | 1.23 | a Loop without a condition takes no turn | it gets a condition that is true |
 | onnx | 1.23 | LSTM, GRU and RNN ignore sequence_lens, activations, clip, input_forget | `own_recurrences` has them after ONNX's definition |
 | onnx | 1.23 | LRN normalises as many channels as there are images (its loop over channels ends at the batch) | `own_operators` has one after ONNX's definition |
-| onnx | 1.23 | a NaN in a window of MaxPool survives only as its first element | NaN is not compared after MaxPool |
+| onnx | 1.23 | Softmax, LogSoftmax and Hardmax of opsets 1 to 12 are taken along one axis in place of all from there on (`findings/onnx_evaluator_softmax.sh`) | `own_old_softmaxes` has them after ONNX's definition |
+| onnx | 1.23 | LogSoftmax is minus infinity from a distance of 104 on (as above) | `own_softmaxes` subtracts the logarithm of the sum |
+| onnx | 1.23 | GlobalMaxPool of images of one or three axes, MaxPool with SAME_LOWER, AveragePool and LpPool with VALID and dilations have the wrong size, indices of MaxPool count from the start of a plane, and a NaN in its window survives only as the first element (`findings/onnx_evaluator_pools.sh`) | `own_pools` has them after ONNX's definition |
+| onnx | 1.23 | ConvTranspose gives each group the whole bias, and fails if a group has several output channels (`findings/onnx_evaluator_grouped_convtranspose.sh`) | `own_operators` has it group by group |
+| onnx | 1.23 | LayerNormalization and RMSNormalization of float16 square in float16 (`findings/onnx_evaluator_normalisations_of_float16.sh`) | `own_operators` has them in float64 |
 """  # noqa: E501  (a table)
 
 from __future__ import annotations

@@ -3,14 +3,21 @@ definitions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_conv_transpose import ConvTranspose as _OfOneGroup
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
 
+from schedsearch.network_check import own_old_softmaxes
+from schedsearch.network_check.own_pools import AveragePool, GlobalMaxPool, LpPool, MaxPool
 from schedsearch.network_check.own_recurrences import GRU, LSTM, RNN
+from schedsearch.network_check.own_softmaxes import LogSoftmax
 from schedsearch.typed import Array
 
 _FIRST_KNOWN = 19  # the opset from which onnx's evaluator has DequantizeLinear
+_ONE_AXIS = 13  # the opset from which the axis of a softmax is one; before, all from there on are
 _BATCH_NORM_MISREAD = range(7, 14)  # opsets of a BatchNormalization that onnx's evaluator takes for one in training
 
 
@@ -75,9 +82,71 @@ class LRN(OpRun):  # type: ignore[misc]
         return ((wide / (bias + alpha / size * sums) ** beta).astype(x.dtype),)
 
 
+class ConvTranspose(_OfOneGroup):  # type: ignore[misc]
+    """Group by group; onnx's own gives each group the whole bias, and fails if a group has several output channels."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Array, w: Array, b: Array | None = None, group: int | None = None, **attributes: object
+    ) -> tuple[Array]:
+        groups = group or 1
+        biases = [None] * groups if b is None else np.split(b, groups)
+        parts = zip(np.split(x, groups, axis=1), np.split(w, groups), biases)
+        done = [super(ConvTranspose, self)._run(*each, group=1, **attributes)[0] for each in parts]
+        return (np.concatenate(done, axis=1),)
+
+
+def _normalised(x: Array, axis: int, epsilon: float, centred: bool) -> tuple[Array, Array, Array]:
+    """In float64, with mean and the inverse of the deviation; onnx's own add squares in the type of x."""
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    wide = x.astype(np.float64)
+    mean = wide.mean(axis=axes, keepdims=True) * centred
+    inverse = 1 / np.sqrt(((wide - mean) ** 2).mean(axis=axes, keepdims=True) + epsilon)
+    return (wide - mean) * inverse, mean, inverse
+
+
+class LayerNormalization(OpRun):  # type: ignore[misc]
+    """With mean and deviation in float32, as stash_type 1 asks, also of float16."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Array, scale: Array, bias: Array | None = None, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    ) -> tuple[Array, Array, Array]:
+        y, mean, inverse = _normalised(x, axis, epsilon, True)
+        scaled = y.astype(x.dtype) * scale
+        return (scaled if bias is None else scaled + bias), mean.astype(np.float32), inverse.astype(np.float32)
+
+
+class RMSNormalization(OpRun):  # type: ignore[misc]
+    """With the mean of the squares in float32, as stash_type 1 asks, also of float16."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, scale: Array, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> tuple[Array]:
+        return (_normalised(x, axis, epsilon, False)[0].astype(x.dtype) * scale,)
+
+
+_ALWAYS: Sequence[type[OpRun]] = (
+    RandomUniformLike,
+    LRN,
+    LSTM,
+    GRU,
+    RNN,
+    MaxPool,
+    AveragePool,
+    LpPool,
+    GlobalMaxPool,
+    ConvTranspose,
+    LayerNormalization,
+    RMSNormalization,
+)
+
+
 def of_opset(version: int) -> list[type[OpRun]]:
     """What a model of this opset needs in the place of onnx's operators."""
-    found: list[type[OpRun]] = [RandomUniformLike, LRN, LSTM, GRU, RNN]
+    found = [*_ALWAYS, *([LogSoftmax] if version >= _ONE_AXIS else own_old_softmaxes.ALL)]
     if version < _FIRST_KNOWN:
         found.append(DequantizeLinear)
     if version in _BATCH_NORM_MISREAD:
