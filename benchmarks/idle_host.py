@@ -1,13 +1,16 @@
 """The host's time of calls of two versions in turns, on a machine without a GPU: all but the driver's own time.
 
     git archive OLD | tar -x -C /tmp/old-tree
-    python benchmarks/idle_host.py --before /tmp/old-tree --after . --out idle_host.json
+    python -m pip install --no-deps --target /tmp/before /tmp/old-tree
+    python -m pip install --no-deps --target /tmp/after .
+    python benchmarks/idle_host.py --before /tmp/before --after /tmp/after --out idle_host.json
 
 The driver is tests/fake_libcuda.c, which accepts every call and computes nothing; tensors are PyTorch's on the CPU, and a
 network takes them for those of a GPU. The network has five kernels; a graph's launch costs Python the same with any number.
 A process of each version answers in turns, some calls at a time, on one core. Times are processor time of the calling
-thread; the table shows the medians, and the median and quartiles of the ratios of neighbours. Before calls `in a cold
-cache`, 32 MiB of other memory are written. Times vary with what else the machine does, ratios hardly do.
+thread. A pair of processes has the median of the ratios of neighbours; the table shows the median of all pairs, and the
+least and the greatest: the same code differs from process to process. Before calls `in a cold cache`, 32 MiB of other memory
+are written.
 
 It needs PyTorch, gcc and the extra cu13 or cu12.
 """
@@ -172,28 +175,31 @@ class Process:
         self._process.wait()
 
 
-def in_turns(before: Process, after: Process, call: str, rounds: int, cold: bool) -> dict[str, Any]:
-    count = COLD if cold else HOT
+def in_turns(before: Process, after: Process, call: str, rounds: int, cold: bool) -> list[tuple[float, float]]:
+    """The times of neighbours in microseconds, of both versions."""
+    count, pairs = COLD if cold else HOT, []
     for process in (before, after):
         process.us(call, count, False)
-    pairs = []
     for number in range(rounds):
         turn = [(before, 0), (after, 1)][:: 1 if number % 2 else -1]
         found = {place: process.us(call, count, cold) for process, place in turn}
         pairs.append((found[0], found[1]))
-    low, ratio, high = statistics.quantiles([old / new for old, new in pairs], n=4)
-    old_us, new_us = (statistics.median(pair[place] for pair in pairs) for place in range(2))
-    return {
-        "call": call, "cold": cold, "before_us": old_us, "after_us": new_us,
-        "ratio": ratio, "quartiles": [low, high],
-    }  # fmt: skip
+    return pairs
+
+
+def row_of(call: str, cold: bool, measured: list[list[tuple[float, float]]]) -> dict[str, Any]:
+    """Args: measured: what each pair of processes found."""
+    before_us, after_us = (statistics.median(each[place] for pairs in measured for each in pairs) for place in range(2))
+    ratios = sorted(statistics.median(old / new for old, new in pairs) for pairs in measured)
+    return {"call": call, "cold": cold, "before_us": before_us, "after_us": after_us, "ratios": ratios}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="a tree of schedsearch")
+    parser.add_argument("--before", type=Path, help="a folder that holds an installed schedsearch")
     parser.add_argument("--after", type=Path, help="another")
-    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--processes", type=int, default=7, help="pairs of processes, which differ more than rounds do")
+    parser.add_argument("--rounds", type=int, default=30, help="turns of a pair with each call")
     parser.add_argument("--only", default="", help="calls with this text")
     parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--answer", type=Path, help=argparse.SUPPRESS)
@@ -208,31 +214,37 @@ def main() -> None:
         return
     import common
 
+    from schedsearch.device.detect import detect
+
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as folder:
         driver, network = fake_driver(Path(folder)), Path(folder, "network.ssx")
         environment = os.environ | {"PYTHONPATH": str(options.after.resolve())}
         command = [sys.executable, __file__, "--answer", network, "--driver", driver]
         subprocess.run(command, check=True, env=environment, cwd=folder, stdout=subprocess.DEVNULL)
-        before, after = (Process(getattr(options, version), driver, network) for version in VERSIONS)
-        rows = [
-            in_turns(before, after, call, options.rounds, cold)
-            for cold in (False, True)
-            for call in before.calls
-            if options.only in call
-        ]
-        before.close()
-        after.close()
+        measured: dict[tuple[str, bool], list[list[tuple[float, float]]]] = {}
+        for _ in range(options.processes):
+            before, after = (Process(getattr(options, version), driver, network) for version in VERSIONS)
+            for cold in (False, True):
+                for call in (each for each in before.calls if options.only in each):
+                    found = in_turns(before, after, call, options.rounds, cold)
+                    measured.setdefault((call, cold), []).append(found)
+            before.close()
+            after.close()
+    rows = [row_of(*which, found) for which, found in sorted(measured.items(), key=lambda each: each[0][1])]
     cells = [
         (
             row["call"] + (", in a cold cache" if row["cold"] else ""),
             *(f"{row[key]:.2f}" for key in ("before_us", "after_us")),
-            f"{row['ratio']:.2f} ({row['quartiles'][0]:.2f} to {row['quartiles'][1]:.2f})",
+            f"{statistics.median(row['ratios']):.2f} ({row['ratios'][0]:.2f} to {row['ratios'][-1]:.2f})",
         )
         for row in rows
     ]
     print(common.table(("call", "before, us", "after, us", "before / after"), cells))
-    common.write(options.out, {"rows": rows})
+    rows = [
+        {key: row[key] for key in ("call", "cold", "ratios")} for row in rows
+    ]  # the times say little about other machines
+    common.write(options.out, {"machine": {"cpu": detect("cpu").name, "cores": os.cpu_count()}, "rows": rows})
 
 
 if __name__ == "__main__":

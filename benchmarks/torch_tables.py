@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from common import geometric_mean
@@ -17,6 +17,19 @@ TRAINED = {
 
 def torch_dispatch(data: dict[str, Any]) -> str:
     return markdown(("host time of a call", "us"), [(row["call"], f"{row['host_us']:.2f}") for row in data["rows"]])
+
+
+def idle_host(data: dict[str, Any]) -> str:
+    """How the host times of two versions in turns compare, without the driver's own time."""
+    rows: list[Sequence[object]] = [
+        (
+            row["call"] + (", cold" if row["cold"] else ""),
+            f"{median(row['ratios']):.2f}",
+            f"{row['ratios'][0]:.2f} to {row['ratios'][-1]:.2f}",
+        )
+        for row in data["rows"]
+    ]
+    return markdown(("host time of a call", "before / after", "of pairs of processes"), rows)
 
 
 def torch_models(data: dict[str, Any]) -> str:
