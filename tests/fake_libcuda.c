@@ -1,5 +1,5 @@
 /* A libcuda that computes nothing and writes down every launch, for tests of the C export, of the launcher in Python and of
- * graphs, and for benchmarks of the host's time (benchmarks/idle_driver.py), which let it take no notes.
+ * graphs, and for benchmarks of the host's time (benchmarks/idle_host.py), which let it take no notes.
  *
  * FAKE_LOG     file to which it appends a line for each call that tests look at
  * FAKE_PARAMS  file with a line for each kernel: its entry and the bytes of its parameters; without it they are not noted
