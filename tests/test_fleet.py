@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ import pytest
 from fleet_support import Cluster, cluster, free_port, make_certificates
 
 from schedsearch.errors import AwayError, DatabaseError, DeviceBusyError, DeviceError, Interrupted, LostError
-from schedsearch.measurement import Record
+from schedsearch.measurement import Outcome, Record
 from schedsearch.records.store import Store
 from schedsearch.session import tune
 from schedsearch.session.observer import Observer, Trial
@@ -233,6 +234,9 @@ def test_a_scheduler_that_goes_away_ends_the_run_cleanly_and_it_goes_on_later(tm
             tune([SMALL], tmp_path / "r.db", scheduler=there, target="cpu", trials=16, tuner="random", observers=[Cuts()])
         before = records_of(tmp_path / "r.db")
         assert 4 <= len(before) < 16
+        assert Outcome.WORKER_LOST not in {each.measurement.outcome for each in before}, (
+            "no worker was lost, and no candidate"
+        )
         with Store.open(tmp_path / "r.db", readonly=True) as store:
             (run,) = store.runs()
             assert run["summary"]["stopped"] == "lost"
@@ -298,8 +302,10 @@ def test_a_call_that_dask_lost_in_any_way_is_away_and_what_it_raised_itself_is_r
     from schedsearch.fleet.client import Fleet
     from schedsearch.fleet.roster import Roster
 
+    scheduler = socket.create_server(("127.0.0.1", 0))  # it is there
     fleet = object.__new__(Fleet)
-    fleet.roster = Roster(Connection("tcp://127.0.0.1:1"))
+    fleet.connection = Connection(f"tcp://127.0.0.1:{scheduler.getsockname()[1]}")
+    fleet.roster = Roster(fleet.connection)
     assert fleet.result(Answered("finished", 7), "tcp://w", 10.0) == 7
     with pytest.raises(DeviceBusyError, match="in use"):
         fleet.result(Answered("error", error=DeviceBusyError("in use")), "tcp://w", 10.0)
@@ -313,11 +319,17 @@ def test_a_call_that_dask_lost_in_any_way_is_away_and_what_it_raised_itself_is_r
         Answered("finished", error=OSError("closed")), Answered("finished", error=TimeoutError()),
     ]  # fmt: skip
     for future in lost:
-        with pytest.raises(AwayError, match="the worker tcp://w was lost"):
+        with pytest.raises(AwayError, match="the worker tcp://w was lost") as caught:
             fleet.result(future, "tcp://w", 10.0)
+        assert caught.value.begun
     fleet.roster.members = {"tcp://w": None}  # type: ignore[dict-item]
     with pytest.raises(AwayError, match=r"did not answer within 0\.1 s"):
         fleet.result(Answered("pending"), "tcp://w", 0.1)
+    scheduler.close()  # all calls are lost with it, whatever they compute
+    for future in (Answered("cancelled"), Answered("error", error=KilledWorker("closed"))):
+        with pytest.raises(AwayError, match=r"was lost: the scheduler .* cannot be reached") as caught:
+            fleet.result(future, "tcp://w", 10.0)
+        assert not caught.value.begun
 
 
 def test_the_example_of_two_terminals(tmp_path: Path) -> None:

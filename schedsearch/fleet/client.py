@@ -215,17 +215,17 @@ class Fleet(Closing):
         if future.status == "error":
             error = future.exception(timeout=_ASK_S)
             if type(error).__name__ in _LOST:
-                raise AwayError(f"the worker {address} was lost") from error
+                raise self._away(f"the worker {address} was lost") from error
             raise error
         if future.status != "finished":
-            raise AwayError(f"the worker {address} was lost")
+            raise self._away(f"the worker {address} was lost")
         while True:  # the result is still there; it is lost if the worker goes away now
             try:
                 return future.result(timeout=_ASK_S)
             except TimeoutError:
                 self._require(future, address, ends_s, limit_s)
             except (Exception, asyncio.CancelledError) as error:  # of Dask: the call itself has ended well
-                raise AwayError(f"the worker {address} was lost with its result") from error
+                raise self._away(f"the worker {address} was lost with its result") from error
 
     def call(self, address: str, limit_s: float, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a coroutine function that begins in a worker at once; it must return exceptions, not raise them.
@@ -244,7 +244,7 @@ class Fleet(Closing):
         try:
             return future.result()[address]
         except (Exception, asyncio.CancelledError) as error:  # of Dask: a connection ended
-            raise AwayError(f"the worker {address} was lost") from error
+            raise self._away(f"the worker {address} was lost") from error
 
     def _require(self, future: Any, address: str, ends_s: float, limit_s: float) -> None:
         """Gives up a call whose worker is gone, or that takes too long. Raises AwayError."""
@@ -253,7 +253,15 @@ class Fleet(Closing):
             with contextlib.suppress(Exception):
                 future.cancel()
             why = f"did not answer within {limit_s:g} s" if late else "was lost"
-            raise AwayError(f"the worker {address} {why}")
+            raise self._away(f"the worker {address} {why}")
+
+    def _away(self, message: str) -> AwayError:
+        """A call is lost. If the scheduler went away, all calls are, whatever they compute: none counts as begun then."""
+        try:
+            self.connection.require_scheduler()
+        except DeviceError as error:
+            return AwayError(f"{message}: {error}", begun=False)
+        return AwayError(message)
 
     def hold(self, address: str) -> None:
         """This run holds a device of a worker, and keeps it by saying so now and then."""
