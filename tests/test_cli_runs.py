@@ -50,6 +50,16 @@ def test_runs_are_listed_the_newest_first() -> None:
     assert first in table and second in table and "ga" in table
 
 
+@pytest.mark.parametrize(
+    ("stopped", "state"), [("trials", "finished"), ("interrupted", "interrupted"), ("lost", "interrupted")]
+)
+def test_a_run_that_lost_its_devices_is_not_finished(stopped: str, state: str) -> None:
+    with Store.open("records.db") as store:
+        store.finish_run(store.start_run({"target": "cuda:sm_90"}), {"stopped": stopped})
+    (run,) = json.loads(schedsearch("runs", "--json").stdout)
+    assert run["state"] == state
+
+
 def test_the_comparison_says_which_run_is_faster_and_by_how_much() -> None:
     a, b = add_run("records.db", (1, SLOW), (2, FAST)), add_run("records.db", (1, FAST), (2, NOISY))
     view = json.loads(schedsearch("runs", "diff", a, b, "--json").stdout)

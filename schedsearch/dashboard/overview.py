@@ -65,7 +65,7 @@ class Known:
 def run_state(run: JsonObject, last_at_s: float, now_s: float) -> RunState:
     if run["finished_at"] is not None:
         stopped = loose.text(loose.mapping(run["summary"]).get("stopped"))
-        return "interrupted" if stopped == "interrupted" else "finished"
+        return "interrupted" if stopped in ("interrupted", "lost") else "finished"
     return "running" if now_s - max(last_at_s, run["started_at"]) < SILENT_S else "silent"
 
 

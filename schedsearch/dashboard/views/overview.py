@@ -78,10 +78,10 @@ class RunRow:
 
     Attributes:
         state: running: it has no end yet and measured something in the last minutes; silent: it has no end and is quiet,
-            so it was probably killed; finished; interrupted by its user.
+            so it was probably killed; finished; interrupted by its user, or because its last device was lost.
         last_at_s: when its last record was stored.
         phase: what a running run was doing when it last said so: building, preparing, measuring or racing; "" if not known.
-        stopped: why the search ended: trials, time, exhausted or interrupted; "" without an end.
+        stopped: why the search ended: trials, time, exhausted, interrupted or lost; "" without an end.
         trials: measured so far. `budget_trials`, `budget_s`: what it may spend; None without such a limit.
         trials_per_s: over the last minute of a running run, otherwise over the whole run.
         left_s: an estimate of what is left until the budget is spent; None unless it is running.
