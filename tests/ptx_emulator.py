@@ -21,6 +21,7 @@ from schedsearch.testing.emulator import Emulator, Memory
 
 _STATEMENT = re.compile(r"(?:@(!?)(\S+)\s+)?([a-z][\w.:]*)\s*(.*)", re.S)
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+_FLOATS = (float, np.float32)
 _MASKS = {"32": 0xFFFFFFFF, "64": 0xFFFFFFFFFFFFFFFF}
 
 
@@ -90,13 +91,15 @@ class PtxEmulator(Emulator):
 
 
 def _float(value: Any) -> Any:
-    if isinstance(value, float | np.float32):
-        return np.float32(value)
-    return np.uint32(value & 0xFFFFFFFF).view(np.float32)
+    if value.__class__ is np.float32:  # nearly always
+        return value
+    return np.float32(value) if isinstance(value, float) else np.uint32(value & 0xFFFFFFFF).view(np.float32)
 
 
 def _integer(value: Any) -> int:
-    return int(np.float32(value).view(np.uint32)) if isinstance(value, float | np.float32) else int(value)
+    if value.__class__ is int:  # nearly always
+        return value
+    return int(np.float32(value).view(np.uint32)) if isinstance(value, _FLOATS) else int(value)
 
 
 def _half(value: Any) -> int:
