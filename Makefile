@@ -78,7 +78,7 @@ ifeq ($(NEWEST_PYTHON),)
 else
 	$(MAKE) $(NEWEST_VENV)/.installed-newest VENV=$(NEWEST_VENV) PYTHON=$(NEWEST_PYTHON)
 	OMP_NUM_THREADS=1 $(NEWEST_VENV)/bin/pytest tests/test_backend_cuda.py tests/test_captured_functions.py \
-		tests/test_build_cache.py tests/test_cpu_backend.py
+		tests/test_build_cache.py tests/test_cpu_backend.py tests/test_cpu_forks.py
 endif
 
 # Some 240 kernels, five minutes on two cores. What ptxas accepts for an architecture has none of the instructions of later ones.

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import io
-import signal
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from conv2d_support import run_on_cpu
+from cpu_kernels import F32, TARGET, N, simple, two_steps
 from numba import types
-from records_support import forked
 
 from schedsearch.backend import CompileError, compile_source, toolchain
 from schedsearch.backend.cpu_ops import as_array, tile_ops
 from schedsearch.device import cpu_link
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.cpu_pool import MAX_THREADS
-from schedsearch.device.detect import detect
 from schedsearch.errors import ArgumentError, DeviceError
-from schedsearch.launch import Artifact, Float32, Grid, Int32, Int64, LaunchPlan, Pointer, Scalar
+from schedsearch.launch import Artifact, Float32, Int32, Int64, LaunchPlan, Pointer, Scalar
 from schedsearch.target import PRESETS
-from schedsearch.template import KernelSource, KernelStep
-
-N = 1000
-F32 = types.float32
-TARGET = detect("cpu")
 
 
 @pytest.fixture
@@ -38,39 +31,6 @@ def device() -> Iterator[CpuDevice]:
     device = CpuDevice(TARGET)
     yield device
     device.close()
-
-
-def add_scaled(x, y, factor, start, stop):
-    source, target = as_array(x, (N,), F32), as_array(y, (N,), F32)
-    for i in range(start, stop):
-        target[i] = source[i] * factor
-
-
-def reverse(y, z, start, stop):
-    """Reads the values that other threads wrote in the previous step."""
-    source, target = as_array(y, (N,), F32), as_array(z, (N,), F32)
-    for i in range(start, stop):
-        target[i] = source[N - 1 - i]
-
-
-def two_steps(threads: int) -> KernelSource:
-    return KernelSource(
-        "cpu",
-        "native",
-        (
-            KernelStep(add_scaled, (Pointer("x"), Pointer("between"), Scalar("factor")), Grid(N), threads),
-            KernelStep(reverse, (Pointer("between"), Pointer("y")), Grid(N), threads),
-        ),
-        workspaces={"between": 4 * N},
-        alignments={"x": 4, "y": 64},
-    )
-
-
-Y = (Pointer("y"),)
-
-
-def simple(function, params=Y, items=1, threads=1) -> KernelSource:
-    return KernelSource("cpu", "native", (KernelStep(function, params, Grid(items), threads),))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -141,8 +101,8 @@ def test_poison_stays_nan(device):
 
 def test_equal_schedules_hash_equal_in_every_process():
     program = (
-        "import sys; sys.path.insert(0, {!r}); import test_cpu_backend as t; "
-        "print(t.compile_source(t.two_steps({}), t.TARGET).canonical_hash)"
+        "import sys; sys.path.insert(0, {!r}); import cpu_kernels as t; from schedsearch.backend import compile_source; "
+        "print(compile_source(t.two_steps({}), t.TARGET).canonical_hash)"
     )
     folder = __file__.rpartition("/")[0]
 
@@ -356,115 +316,6 @@ def test_closing_ends_the_worker_threads():
     assert threading.active_count() == before + 3
     device.close()
     assert threading.active_count() == before
-
-
-def test_a_forked_process_has_memory_of_its_own(device):
-    """A program may load kernels and then fork: workspaces, prepared weights and arenas of networks lie in this memory."""
-    address, found = device.allocate(8), bytearray(8)
-    device.copy_in(address, memoryview(b"original"))
-
-    def overwrite() -> str:
-        device.fill(address, 0, 8)
-        return "overwritten"
-
-    assert forked(overwrite) == "overwritten"
-    device.copy_out(memoryview(found), address)
-    assert found == b"original"
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_kernels_that_were_loaded_before_a_fork_compute_in_both_processes(device, threads):
-    """Also those that another thread launches at the moment of the fork: it waits for the end of a launch."""
-    kernel = device.load(compile_source(two_steps(threads), TARGET).artifact)
-    numbers = np.arange(N, dtype=np.float32)
-    x, y, other_y = (device.allocate(4 * N) for _ in range(3))
-    device.copy_in(x, numbers.data)
-    bound = kernel.bind({"x": x, "y": y, "between": device.allocate(4 * N)}, {"factor": 3.0})
-    busy = kernel.bind({"x": x, "y": other_y}, {"factor": 5.0})
-
-    def right(launches: int = 20) -> bool:
-        for _ in range(launches):
-            bound.launch()
-        return bool((_numbers_at(device, y) == 3 * numbers[::-1]).all())
-
-    def right_in_a_copy() -> str:
-        signal.alarm(30)  # for a launch that waits for workers that are not there
-        for _ in range(20):
-            device.fill(other_y, 0, 4 * N)
-            busy.launch()
-            if not (_numbers_at(device, other_y) == 5 * numbers[::-1]).all():
-                return "wrong"
-        return "right" if right() else "wrong"
-
-    stop = threading.Event()
-    launching = threading.Thread(target=lambda: [busy.launch() for _ in iter(stop.is_set, True)])
-    launching.start()
-    try:
-        assert [forked(right_in_a_copy) for _ in range(5)] == ["right"] * 5
-    finally:
-        stop.set()
-        launching.join()
-    assert right()
-
-
-def reversed_in_a_copy(device: CpuDevice, threads: int = 2) -> Callable[[], str]:
-    """Something for a forked process to do with kernels that were loaded before."""
-    kernel = device.load(compile_source(two_steps(threads), TARGET).artifact)
-    numbers = np.arange(N, dtype=np.float32)
-    x, y = device.allocate(4 * N), device.allocate(4 * N)
-    device.copy_in(x, numbers.data)
-    bound = kernel.bind({"x": x, "y": y}, {"factor": 3.0})
-
-    def compute() -> str:
-        signal.setitimer(signal.ITIMER_REAL, 30)
-        bound.launch()
-        return "right" if (_numbers_at(device, y) == 3 * numbers[::-1]).all() else "wrong"
-
-    return compute
-
-
-def test_the_handler_of_a_signal_may_fork_while_its_thread_begins_a_launch(device):
-    compute = reversed_in_a_copy(device)
-    with device._pool.lock:  # as a launch does
-        assert forked(compute) == "right"
-    assert compute() == "right"
-    signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def test_a_fork_does_not_end_a_launch_for_which_it_stopped_waiting(device, monkeypatch):
-    """A kernel that never returns, and Ctrl-C: the launch goes on in the original, and the copy knows nothing of it."""
-    compute = reversed_in_a_copy(device)
-    begun, end, printed = threading.Event(), threading.Event(), []
-
-    def launch() -> None:
-        with device._pool.lock:
-            begun.set()
-            end.wait()
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
-    launching = threading.Thread(target=launch)
-    launching.start()
-    begun.wait()
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        assert forked(compute) == "right"
-        assert not device._pool.lock.acquire(timeout=0.01)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        end.set()
-        launching.join()
-    assert printed == [KeyboardInterrupt]
-    assert forked(compute) == "right"
-
-
-def _numbers_at(device: CpuDevice, address: int) -> np.ndarray:
-    found = np.empty(N, np.float32)
-    device.copy_out(found.data, address)
-    return found
 
 
 def test_memory_is_aligned_and_can_be_filled(device):
