@@ -202,8 +202,9 @@ class TestMistakes:
         holder.execute("BEGIN IMMEDIATE")
         result = schedsearch("tune", "tiny.yaml", "--db", "t.db")
         holder.close()
-        assert (result.exit_code, len(result.stderr.splitlines())) == (6, 1), result.output
-        assert "lock" in result.stderr
+        assert result.exit_code == 6, result.output
+        *before, last = result.stderr.splitlines()  # on a busy machine it says what it does before it opens the database
+        assert "lock" in last and "Traceback" not in result.stderr, before
 
     def test_a_held_device_exits_with_3_when_told_not_to_wait(self, folder: Path) -> None:
         lock = DeviceLock(detect("cpu"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from schedsearch.device import Device
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import ArgumentError, UsageError
+from schedsearch.executable.bound import Bound
 from schedsearch.executable.controlled import untaken
 from schedsearch.executable.net import Net, Times, check_repeat
 from schedsearch.executable.noted import Notes, index_limits
@@ -23,9 +24,9 @@ from schedsearch.ops import ArgSpec, Layout
 from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.runtime import arrays
-from schedsearch.runtime.repeated import announce, announcer, tracked
+from schedsearch.runtime.repeated import announce, tracked
 from schedsearch.runtime.short_call import ShortCall, network_call
-from schedsearch.runtime.streams import current_stream, raw_stream
+from schedsearch.runtime.streams import raw_stream
 from schedsearch.text import counted
 
 if TYPE_CHECKING:
@@ -234,7 +235,8 @@ class FixedNet(Net):
             calls = self._calls_on([each.address for each in views], [each.address for each in seen])
             outputs = dict(_labelled(results))
             written = tracked(outputs, () if out is None else outputs)
-            return Bound(self, calls, tuple(results), tuple(given), views[0].library, written)
+            everything = calls, tuple(results), tuple(given), views[0].library, written
+            return Bound(*everything, device=self.device, lock=self._lock, notes=self._notes, check=self.check)
 
     def evaluate(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         with warnings.catch_warnings():
@@ -436,58 +438,6 @@ class FixedNet(Net):
         values = decode(raw.view(dtype_of(array.dtype).storage).reshape(array.stored), array.dtype)
         sizes = dict(zip(array.axes, array.shape))
         return np.array(Layout.parse(array.layout).unpack(values, sizes, array.axes))
-
-
-class Bound:
-    """A network on fixed arrays.
-
-    Attributes:
-        outputs: the arrays that it writes.
-    """
-
-    def __init__(
-        self,
-        net: FixedNet,
-        calls: Calls,
-        outputs: tuple[object, ...],
-        inputs: tuple[object, ...],
-        library: str,
-        written: Sequence[tuple[str, Any]],
-    ) -> None:
-        self._net, self._calls, self._library, self._lock = net, calls, library, net._lock
-        self._current_stream = current_stream(library, net.device)
-        self.outputs = outputs
-        self._result = outputs[0] if len(outputs) == 1 else outputs
-        self._inputs = inputs  # keeps the memory alive
-        self._announce = announcer(written)  # to PyTorch, which tracks changes of outputs
-        self._is_complete = net.device[0] == "cpu"  # when a launch returns
-
-    def __call__(self, stream: Any = None) -> Any:
-        """Runs the network on a stream (default: the library's current one) and returns its outputs.
-
-        Raises:
-            IndexRangeError: as a call of the network; on a GPU ask `Net.check`.
-            ArgumentError: PyTorch refuses that an output is written.
-        """
-        if self._announce is not None:
-            self._announce()
-        if stream is None:
-            stream = self._current_stream()
-        elif type(stream) is not int:
-            stream = raw_stream(stream, self._library, self._net.device)
-        with self._lock:
-            self._calls.launch(stream)
-            if self._is_complete:
-                self._net._notes.check()
-        return self._result
-
-    def check(self) -> None:
-        """As `Net.check`."""
-        self._net.check()
-
-    def close(self) -> None:
-        """Frees the graph. The net must still be open."""
-        self._calls.close()
 
 
 def _ports(program: Program, indices: Sequence[int]) -> tuple[Port, ...]:

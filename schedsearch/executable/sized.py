@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from schedsearch.device import Device
 from schedsearch.errors import ArgumentError, DatabaseError, PlanError, UsageError
 from schedsearch.executable import references
+from schedsearch.executable.bound import Bound
 from schedsearch.executable.check import LARGEST_BYTES, check, readable, require
-from schedsearch.executable.fixed import Bound, FixedNet
+from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.net import Net, Times
 from schedsearch.executable.ports import Port, Size
 from schedsearch.executable.program import SIZED, Call, Origin, Program, Reference, seal
