@@ -67,7 +67,7 @@ class Uses:
                 self._check(use.call, use.name, address + use.offset)
 
     def _alignment(self, uses: Sequence[Use]) -> int:
-        """The bytes that divide every address that all calls take; 0: calls that are no kernels say more."""
+        """An alignment in bytes that suits all calls; 0 if one of them is no kernel and has to be asked."""
         calls, needed = self._program.calls, 1
         for use in uses:
             if not calls[use.call].is_kernel:

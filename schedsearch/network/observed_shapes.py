@@ -94,8 +94,8 @@ def _port(value: ir.Value) -> Any:
 
 
 def _numbers(value: ir.Value, turn: int) -> Array:
-    """An input of the first or second run: other signs, other whole numbers, more and fewer truths. No number is 0, by which
-    a node may divide."""
+    """An input of the first or second run. The runs differ in signs, integers, and how many booleans are true. No number is
+    0, because a node may divide by it."""
     assert value.shape is not None and value.dtype is not None
     shape, dtype = value.shape.numpy(), value.dtype.numpy()
     if dtype.kind in "iu":

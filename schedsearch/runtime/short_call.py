@@ -115,7 +115,7 @@ def make(bound, matches, known, prepared, allocate, current_stream, raw_stream, 
 
 
 def _moved(array: str, buffer: str, library: str) -> str:
-    """Source that binds the address of an array if it has changed; of one without memory there is no call."""
+    """Source that binds the address of an array if it has changed. For an array without memory it declines the call."""
     return f"""
         address = {f"{array}.data_ptr()" if library == "torch" else f"array_address({array})"}
         if address != known_{array}:

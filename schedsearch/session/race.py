@@ -131,7 +131,7 @@ def judged(entrants: Sequence[Entrant]) -> list[Verdict]:
 
     The fastest is the one whose worst phase is best: a phase (burst, and sustained where kernels are long) counts by the
     time over the least of that phase. Whatever cannot be told from the fastest is tied with it. An entrant that took
-    longer than a default cannot win, however noisy it is, unless it is what the task gets without tuning. Of the others wins
+    longer than a default cannot win, unless it is what the task gets without tuning. Of the others wins
 
     1. the configuration that the task gets without tuning, then the default of another template: nothing is gained by
        another one;
