@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_support import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+BLOCKS = [(block.language, block.text) for block in Page("../README.md").fenced]
 CLONED = ("Makefile", "setup.cfg", "pyproject.toml", "README.md", "scripts", "examples")
 
 
@@ -46,16 +47,17 @@ def clone(folder: Path) -> None:
     save_model(folder / "model.onnx")
 
 
-def save_model(path: Path) -> None:
+def save_model(path: Path, batch: int | str = 1, c: int = 8, size: int = 14) -> None:
+    """A convolution with a relu: x of (batch, c, size, size) to y of 16 channels."""
     onnx = pytest.importorskip("onnx")
     helper, array = onnx.helper, onnx.numpy_helper.from_array
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((16, 8, 3, 3)), "b": rng.standard_normal(16)}
+    weights = {"w": rng.standard_normal((16, c, 3, 3)), "b": rng.standard_normal(16)}
     graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["c"], ["y"])],
+        [helper.make_node("Conv", ["input", "w", "b"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["c"], ["y"])],
         "small",
-        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (1, 8, 14, 14))],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (1, 16, 14, 14))],
+        [helper.make_tensor_value_info("input", onnx.TensorProto.FLOAT, (batch, c, size, size))],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (batch, 16, size, size))],
         [array(value.astype(np.float32), name) for name, value in weights.items()],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)

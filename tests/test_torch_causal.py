@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,14 +133,6 @@ def test_transforms_are_computed_by_pytorch(served: str) -> None:
     twin = x.double().requires_grad_()
     right(twin, weight).sum().backward()
     torch.testing.assert_close(slopes.double(), twin.grad, rtol=1e-5, atol=1e-5)
-
-
-def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "sequences.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(blocks) == 4
-    with sst.use(None):
-        exec(compile("\n".join(blocks), "sequences.md", "exec"), {"__name__": "page"})
 
 
 def test_autocast_computes_in_its_dtype() -> None:
