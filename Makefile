@@ -53,8 +53,12 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 test: $(DEV_STAMP) ## install, and run the tests that need no GPU and do not take long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser and not site and not postgres and not fleet"
 
+# test-long and test-targets run half of their cases, others for each commit. DRAW=0eec815 takes those of a commit, SHARE_OF_DRAWN=1 all.
+SHARE_OF_DRAWN ?= 0.5
+DRAW ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 test-long: $(DEV_STAMP) ## compile samples of every template's space, and everything else that takes long
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "long and not gpu and not integrations"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "long and not gpu and not integrations" \
+		--long-share $(SHARE_OF_DRAWN) --draw $(DRAW)
 
 test-faults: $(DEV_STAMP) ## kill, stop and starve tuning runs about once in each way (`make faults` does it as often as you like)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) -m faults
@@ -81,9 +85,9 @@ else
 		tests/test_build_cache.py tests/test_cpu_backend.py tests/test_cpu_forks.py
 endif
 
-# Some 240 kernels, five minutes on two cores. What ptxas accepts for an architecture has none of the instructions of later ones.
-test-targets: $(DEV_STAMP) ## compile a kernel of every CUDA template for every card, from A100 to RTX 5090
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py
+# All are some 240 kernels. What ptxas accepts for an architecture has none of the instructions of later ones.
+test-targets: $(DEV_STAMP) ## compile a kernel of every CUDA template for half of the cards, from A100 to RTX 5090
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py --share $(SHARE_OF_DRAWN) --draw $(DRAW)
 
 # This target has its own environment, without numba-cuda: nothing may need both compilers.
 test-mlir: ## install numba-cuda-mlir and no numba-cuda, and compile kernels of every CUDA template with it

@@ -3,19 +3,24 @@
 The kernel is the template's default for the first of its workloads in results/machine_code.json that it accepts on the card;
 templates that have none there have one here.
 Cards of one compute capability that get the same source share a compilation. docs/performance/targets.md shows the data.
+With --share 0.5 each template is compiled for half of the compute capabilities that it fits, one at least; --draw decides
+for which.
 
 It exits with 1 if a template fits a card and none of the kernels that were tried compiles for it.
 
 Run: python benchmarks/targets.py --out benchmarks/results/targets.json
      python benchmarks/targets.py --show benchmarks/results/targets.json
+     python benchmarks/targets.py --share 0.5 --draw 0eec815
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
+import random
 import re
 import sys
 from pathlib import Path
@@ -31,6 +36,7 @@ from schedsearch.template import KernelSource, Template
 
 CANDIDATES = Path(__file__).parent / "results" / "machine_code.json"
 TRIES = 6  # configurations, until one fits
+NOT_DRAWN = "not drawn, or refused"
 SEQUENCES = schedsearch.depthwise_conv1d(n=8, c=64, t=1024, taps=4)
 FURTHER = {
     "conv2d_tcgen05": schedsearch.conv2d(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=["bias", "relu"]),
@@ -75,12 +81,28 @@ def source_of(template: Template, workloads: list[Any], target: Target, number: 
     return reasons[0]
 
 
-def compiled(given: tuple[str, list[Any]]) -> dict[str, Any]:
+def drawn(template: Template, workloads: list[Any], share: float, draw: str) -> set[tuple[int, int]]:
+    """The compute capabilities for which a template is compiled, of those that it fits."""
+    given = [Workload.from_json(json.dumps(params)) for params in workloads]
+    fitting = {
+        target.compute_capability
+        for target in PRESETS.values()
+        if not all(template.validate(workload, target) for workload in given)
+    }
+    count = min(len(fitting), max(1, round(share * len(fitting))))
+    return set(random.Random(f"{draw} {template.name}").sample(sorted(fitting), count))
+
+
+def compiled(given: tuple[str, list[Any]], share: float = 1.0, draw: str = "0") -> dict[str, Any]:
     """What each card gets of a template."""
     name, workloads = given
     template, cards, known = load_templates([name])[name], dict[str, Any](), dict[Any, dict[str, Any]]()
+    capabilities = drawn(template, workloads, share, draw)
     for preset, target in PRESETS.items():
         row: dict[str, Any] = {}
+        if share < 1 and target.compute_capability not in capabilities:
+            cards[preset] = {"refused": NOT_DRAWN}
+            continue
         for number in range(TRIES):
             source = source_of(template, workloads, target, number)
             if isinstance(source, str):
@@ -150,15 +172,22 @@ def main() -> None:
     parser.add_argument("--out", metavar="FILE")
     parser.add_argument("--show", metavar="FILE", type=Path, help="only print the table of such a file")
     parser.add_argument("--templates", metavar="WORD", nargs="+", default=[""])
+    parser.add_argument(
+        "--share", metavar="S", type=float, default=1.0, help="of the compute capabilities, 0 to 1 (default 1)"
+    )
+    parser.add_argument("--draw", metavar="TEXT", default="0", help="decides which ones --share takes (default 0)")
     args = parser.parse_args()
     if args.show:
         shown(json.loads(args.show.read_text()))
         return
     given = [pair for pair in workloads().items() if any(word in pair[0] for word in args.templates)]
     os.environ.setdefault("SCHEDSEARCH_BUILD_CACHE", "off")
+    if args.share < 1:
+        print(f"a share of the compute capabilities: --share {args.share:g} --draw {args.draw}", flush=True)
     result: dict[str, Any] = {**facts(), "toolchain": toolchain("cuda"), "rows": []}
+    compile_one = functools.partial(compiled, share=args.share, draw=args.draw)
     with multiprocessing.get_context("spawn").Pool(min(16, os.cpu_count() or 1)) as pool:
-        for row in pool.imap(compiled, given, chunksize=1):
+        for row in pool.imap(compile_one, given, chunksize=1):
             result["rows"].append(row)
             print(len(result["rows"]), row["template"], flush=True)
             write(args.out, result)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import os
-import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import drawn_cases
 import hypothesis
 import pytest
 from kept_compilers import KeptCompilers
@@ -35,7 +34,10 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
 
 _AVAILABLE_CORES = builder.available_cores
 
-hypothesis.settings.register_profile("untimed", deadline=None)  # the machine may be busy with something else
+# The machine may be busy with something else, so that drawing an example takes seconds. What fails prints how it runs again.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("untimed")
 
 
@@ -114,56 +116,33 @@ def pytest_xdist_setupnodes() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--gpu-share",
-        type=float,
-        default=0.1,
-        metavar="S",
-        help="the share of the many cases on a GPU that runs, 0 to 1 (default 0.1); compiling all takes hours of a core",
-    )
+    drawn_cases.add_options(parser)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return drawn_cases.report(config)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return drawn_cases.is_of_no_use(collection_path, config.option.markexpr) or None
 
 
 @pytest.fixture(scope="session")
 def some_of(request: pytest.FixtureRequest) -> Callable[[Sequence[Any], int], list[Any]]:
     """`some_of(choices, number)`: the share --gpu-share of them, one at least. Each number begins at another choice."""
     share = request.config.getoption("--gpu-share")
-
-    def some_of(choices: Sequence[Any], number: int) -> list[Any]:
-        count = min(len(choices), max(1, math.floor(share * len(choices))))
-        return [choices[(number + i) % len(choices)] for i in range(count)]
-
-    return some_of
-
-
-def _leave_out_many(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of the cases of each test that is marked `many`, keeps the share --gpu-share, the same ones in each run.
-
-    With `many(each="stages")` it is a share of the cases with each value of the parameter `stages`, one at least. All stay
-    if the command line names a case.
-    """
-    share, cases = config.getoption("--gpu-share"), dict[str, list[pytest.Item]]()
-    if share >= 1 or any("[" in argument for argument in config.args):
-        return
-    for item in items:
-        if (mark := item.get_closest_marker("many")) is not None:
-            of = str(item.callspec.params[mark.kwargs["each"]]) if mark.kwargs else ""  # type: ignore[attr-defined]
-            cases.setdefault(f"{item.nodeid.split('[')[0]} {of}", []).append(item)
-    out = set()
-    for name, found in cases.items():
-        out |= set(random.Random(name).sample(found, len(found) - max(1, round(share * len(found)))))
-    if out:
-        config.hook.pytest_deselected(items=[item for item in items if item in out])
-        items[:] = [item for item in items if item not in out]
+    return lambda choices, number: drawn_cases.some_of(choices, share, number)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _leave_out_many(config, items)
     for item in items:
         if {"torch", "kernel_tuner_package"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("integrations")
-        if getattr(item, "originalname", None) == "test_candidates_compile":  # of the contract of templates
+        if getattr(item, "originalname", None) == drawn_cases.COMPILES:
             item.add_marker("long")
+    drawn_cases.check_files(items)
+    drawn_cases.leave_out(config, items)
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():
         skip = pytest.mark.skip(reason="needs a CUDA device, and there is none")
         for item in items:
