@@ -9,8 +9,9 @@ from schedsearch.errors import WorkloadError
 from schedsearch.network import shuffles
 from schedsearch.network.chain import Chain
 from schedsearch.network.facts import FLOATS, extents_of, name_of
-from schedsearch.network.graph import Constant, axes_of
+from schedsearch.network.graph import Constant, Value, axes_of
 from schedsearch.network.invalid import ModelError
+from schedsearch.network.layouts import same_bytes
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DTYPES as MOVED
 from schedsearch.typed import GivenParams, ParamsByName
@@ -142,31 +143,54 @@ def _plain(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bo
 
 
 def _elementwise(chain: Chain, params: ParamsByName, layouts: Sequence[str], mixed: bool) -> _Candidates:
-    """Inputs of as many dimensions as y have its layout, others are only possible in the plain order. So are arrays of
-    formats that no kernel brings into another layout."""
+    """Inputs have the layout of y; those of fewer dimensions, that of the axes that they have. Without one that fits, and of
+    formats that no kernel brings into another layout, arrays are in the plain order."""
     if chain.shuffles:
         yield from shuffles.candidates(chain, params, layouts)
         return
-    rank = len(params["y"])
-    axes = axes_of(rank)
+    plain = Layout.parse(axes_of(len(params["y"])))
     dtypes = {params["out_dtype"], *(dtype for _, dtype, *_ in params["inputs"])}
-    possible_layouts = memory_layouts(rank, layouts) if dtypes <= set(MOVED) else [Layout.parse(axes)]
-    for layout in possible_layouts:
-        inputs, names = [], {"y": layout.text}
-        possible = fills(layout, dict(zip(axes, params["y"])))
-        for name, dtype, shape, *cut in params["inputs"]:
-            sizes = dict(zip(axes, shape))
-            if len(shape) == rank:
-                in_memory = _cut_in_memory(layout, axes, cut) if cut else []
-                possible = possible and fills(layout, sizes) and in_memory is not None
-                inputs.append([name, dtype, list(layout.shape(sizes)), *(in_memory or [])])
-                names[name] = layout.text
-            else:
-                possible = possible and layout.text == axes
-                inputs.append([name, dtype, shape, *cut])
-                names[name] = axes_of(len(shape))
-        if possible:
-            yield {**params, "y": layout.shape(dict(zip(axes, params["y"]))), "inputs": inputs}, names
+    possible = memory_layouts(len(params["y"]), layouts) if dtypes <= set(MOVED) else []
+    found = [_elementwise_in(layout, plain.text, params) for layout in possible]
+    known = [each for each in found if each is not None] or [_elementwise_in(plain, plain.text, params)]
+    yield from (each for each in known if each is not None)
+
+
+def _elementwise_in(layout: Layout, axes: str, params: ParamsByName) -> tuple[ParamsByName, Letters] | None:
+    """The parameters with all arrays in a layout, and the letters of each; None where one cuts a block or has none."""
+    inputs, names = [], {"y": layout.text}
+    sizes = dict(zip(axes, params["y"]))
+    for name, dtype, *lists in params["inputs"]:
+        own, missing = axes_of(len(lists[0])), len(axes) - len(lists[0])
+        shape, *cut = ([neutral] * missing + list(each) for neutral, each in zip((1, 1, 0, 1), lists))
+        if missing:
+            letters = _letters_of_fewer(layout, axes, own, cut[0] if cut else shape)
+            if letters is None:
+                return None
+            names[name] = letters
+        else:
+            names[name] = layout.text
+        if layout.text == axes:
+            inputs.append([name, dtype, *lists])
+            continue
+        in_memory = _cut_in_memory(layout, axes, cut) if cut else []
+        if in_memory is None or not fills(layout, dict(zip(axes, shape))):
+            return None
+        inputs.append([name, dtype, list(layout.shape(dict(zip(axes, shape)))), *in_memory])
+    if not fills(layout, sizes):
+        return None
+    return {**params, "y": layout.shape(sizes), "inputs": inputs}, names
+
+
+def _letters_of_fewer(layout: Layout, axes: str, own: str, shape: Sequence[int]) -> str | None:
+    """The letters of an array of the last axes only, so that its bytes are those of `shape`, of all axes, in a layout: its
+    own order where that is the same; None where the layout has blocks, which only images have."""
+    if same_bytes(Value("", axes, tuple(shape), "float32"), layout.text, axes):
+        return own
+    if layout.blocks:
+        return None
+    behind = axes[len(axes) - len(own) :]
+    return "".join(own[behind.index(axis)] for axis in layout.dimensions if axis in behind)
 
 
 def _cut_in_memory(layout: Layout, axes: str, cut: Sequence[Sequence[int]]) -> list[list[int]] | None:
