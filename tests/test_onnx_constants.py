@@ -53,3 +53,14 @@ def test_an_output_without_a_type_may_be_a_constant_that_others_read() -> None:
     np.testing.assert_array_equal(below, np.tril(x, -1))
     assert found.dtype == np.int64
     assert found == -1
+
+
+def test_columns_that_a_constant_mask_chooses_have_a_known_number() -> None:
+    """As PyTorch writes x[:, mask]: the extents behind NonZero are open until the mask is folded."""
+    net = Net(5, 4)
+    mask = net.weight("mask", 4, value=[1, 0, 1, 1], dtype=np.bool_)
+    places = net.node("Transpose", net.node("NonZero", mask), perm=[1, 0])
+    net.node("Relu", net.node("Gather", "x", net.node("Squeeze", places, net.row(1)), axis=1))
+    x = normal(5, 4)
+    (found,) = referred(net.model(opset=17), {"x": x})
+    np.testing.assert_array_equal(found, np.maximum(x[:, [0, 2, 3]], 0))

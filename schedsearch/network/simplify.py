@@ -105,6 +105,7 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
             bool(found),
             _fold_identities(model),
             _fold(model),
+            _know_constants(model),
             rules(model).modified,
             fuse(model),
         ]
@@ -379,6 +380,20 @@ def _fold_identities(model: ir.Model) -> bool:
             continue
         _become(model, node, [np.eye(rows, columns, k=node.attributes.get_int("k", 0), dtype=kind.numpy())])
         changed = True
+    return changed
+
+
+def _know_constants(model: ir.Model) -> bool:
+    """Gives constants the shapes that they have. One that was folded has the shape that was inferred before, which is open
+    behind a NonZero."""
+    changed = False
+    for graph in graphs_of(model.graph):
+        made = (value for node in graph for value in node.outputs)
+        for value in (*graph.initializers.values(), *made):
+            tensor = value.const_value
+            if tensor is not None and value.shape != tensor.shape:
+                value.shape = tensor.shape
+                changed = True
     return changed
 
 
