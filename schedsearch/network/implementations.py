@@ -152,8 +152,9 @@ def _elementwise(chain: Chain, params: ParamsByName, layouts: Sequence[str], mix
     dtypes = {params["out_dtype"], *(dtype for _, dtype, *_ in params["inputs"])}
     possible = memory_layouts(len(params["y"]), layouts) if dtypes <= set(MOVED) else []
     found = [_elementwise_in(layout, plain.text, params) for layout in possible]
-    known = [each for each in found if each is not None] or [_elementwise_in(plain, plain.text, params)]
-    yield from (each for each in known if each is not None)
+    if not any(found):
+        found = [_elementwise_in(plain, plain.text, params)]
+    yield from (each for each in found if each is not None)
 
 
 def _elementwise_in(layout: Layout, axes: str, params: ParamsByName) -> tuple[ParamsByName, Letters] | None:
