@@ -163,3 +163,40 @@ def test_a_right_network_is_built_without_onnx_runtime(case: str, tmp_path: Path
     onnx.save(model(op, opset, inputs, **attributes), tmp_path / "net.onnx")
     with schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "none.db") as net:
         assert net.program.checked.startswith("onnx 1.")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_row_is_divided_by_its_norm_whatever_its_signs(p: int, axis: int) -> None:
+    x = np.array([[1, -3, 2], [0, -1, -2], [0, 4, 0]], np.float32)
+    (got,) = results("LpNormalization", 13, [x], p=p, axis=axis)
+    norm = (np.abs(x.astype(np.float64)) ** p).sum(axis, keepdims=True) ** (1 / p)
+    np.testing.assert_allclose(got, x / norm, rtol=1e-6)
+
+
+def test_a_row_of_zeros_has_no_norm_to_divide_by() -> None:
+    np.testing.assert_array_equal(results("LpNormalization", 13, [np.zeros((2, 2), np.float32)], p=1)[0], np.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize(("axes", "wanted"), [([1], [-np.inf, 3, np.inf]), (None, np.inf)])
+def test_a_sum_of_exponentials_of_infinities_is_no_nan(axes: list[int] | None, wanted: Any, opset: int) -> None:
+    x = np.array([[-np.inf, -np.inf], [-np.inf, 3], [np.inf, 3]], np.float32)
+    given = [] if axes is None or opset < 18 else [np.array(axes, np.int64)]
+    attributes = {"axes": axes} if axes and opset < 18 else {}
+    (got,) = results("ReduceLogSumExp", opset, [x, *given], keepdims=0, **attributes)
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_products_of_attention_have_no_softcap() -> None:
+    """Of queries and keys, by mode 0; the result itself has it."""
+    q, k, v = normal(1, 2, 3, 4), normal(1, 2, 5, 4) + 1, normal(1, 2, 5, 4)
+    names = ["i0", "i1", "i2"]
+    node = helper.make_node("Attention", names, ["y", "", "", "products"], softcap=0.5)
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in (*names, "y", "products")]
+    made = helper.make_model(helper.make_graph([node], "g", info[:3], info[3:]), opset_imports=[helper.make_opsetid("", 24)])
+    y, products = ReferenceEvaluator(made, new_ops=of_opset(24)).run(None, dict(zip(names, (q, k, v))))
+    wanted = q.astype(np.float64) @ k.astype(np.float64).swapaxes(2, 3) / 2
+    np.testing.assert_allclose(products, wanted, rtol=1e-5, atol=1e-5)
+    shares = np.exp(0.5 * np.tanh(wanted / 0.5))
+    np.testing.assert_allclose(y, shares / shares.sum(-1, keepdims=True) @ v, rtol=1e-5, atol=1e-5)

@@ -82,10 +82,12 @@ LONG_SUMS: dict[str, tuple[tuple[int, ...], list[int]]] = {
     "two axes": ((2, 60, 50, 3), [1, 2]),
 }
 LARGE = np.array([[1000.0, 999.0, -1000.0], [-500.0, -501.0, -502.0]], np.float32)
+ENDLESS = np.array([[-np.inf, -np.inf], [-np.inf, 3], [np.inf, 3], [np.inf, np.inf], [-np.inf, np.inf]], np.float32)
 NETWORK: dict[Any, Reduction] = {
     **{op: of_rows(op) for op in REDUCED},
     **{name: Reduction("ReduceSum", positive(shape), axes) for name, (shape, axes) in LONG_SUMS.items()},
     "large exponents": Reduction("ReduceLogSumExp", LARGE, [1], {"keepdims": 0}),
+    "infinite exponents": Reduction("ReduceLogSumExp", ENDLESS, [1], {"keepdims": 0}),
     "an axis of one": Reduction("ReduceSum", -positive((3, 1, 4)), [1]),
     "an axis of one, L2": Reduction("ReduceL2", -positive((3, 1, 4)), [1]),
     "no axes": Reduction("ReduceSum", positive((3, 4)), []),
@@ -148,6 +150,14 @@ def test_sums_of_many_numbers_stay_accurate(name: str, results: dict[Any, Array]
 def test_sums_of_exponentials_do_not_overflow(results: dict[Any, Array]) -> None:
     wanted = np.logaddexp.reduce(LARGE.astype(np.float64), axis=1)
     np.testing.assert_allclose(results["large exponents"], wanted, rtol=1e-6)
+
+
+@pytest.mark.long  # builds a network
+def test_a_sum_of_exponentials_of_minus_infinity_is_minus_infinity(results: dict[Any, Array]) -> None:
+    """As of a row that is masked throughout; findings/onnx_evaluator_log_sum_exp.sh shows who gives NaN."""
+    wanted = np.logaddexp.reduce(ENDLESS.astype(np.float64), axis=1)
+    np.testing.assert_array_equal(wanted, [-np.inf, 3, np.inf, np.inf, np.inf])
+    np.testing.assert_array_equal(results["infinite exponents"], wanted)
 
 
 def test_an_axis_that_does_not_exist_is_named(tmp_path: Path) -> None:

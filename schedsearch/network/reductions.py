@@ -167,7 +167,7 @@ def _parts(pixels: int) -> int:
 
 
 def rewrite_log_sum_exp(model: ir.Model, node: ir.Node) -> None:
-    """log(sum(exp(x - m))) + m with the largest x as m, so that nothing overflows."""
+    """log(sum(exp(x - m))) + m with the largest x as m, so that nothing overflows; an infinite x has a finite m."""
     import onnx_ir as ir
 
     found = reduction_of(node)
@@ -178,6 +178,8 @@ def rewrite_log_sum_exp(model: ir.Model, node: ir.Node) -> None:
     steps, places = _Steps(model, node, found), constant(model, f"{node.outputs[0].name}.axes", np.array(axes, np.int64))
     noop = [ir.AttrInt64("noop_with_empty_axes", 1)]
     steps.add("ReduceMax", ones, [places], noop)
+    assert x.dtype is not None
+    steps.add("Clip", ones, [steps.number(float(x.dtype.min)), steps.number(float(x.dtype.max))])
     largest = steps.value
     steps.value = x
     steps.add("Sub", shape, [largest])

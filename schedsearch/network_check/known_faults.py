@@ -18,6 +18,9 @@ what is wrong there is left out of the comparison.
 | onnx | 1.23 | GlobalMaxPool of images of one or three axes, MaxPool with SAME_LOWER, AveragePool and LpPool with VALID and dilations have the wrong size, indices of MaxPool count from the start of a plane, and a NaN in its window survives only as the first element (`findings/onnx_evaluator_pools.sh`) | `own_pools` has them after ONNX's definition |
 | onnx | 1.23 | ConvTranspose gives each group the whole bias, and fails if a group has several output channels (`findings/onnx_evaluator_grouped_convtranspose.sh`) | `own_operators` has it group by group |
 | onnx | 1.23 | LayerNormalization and RMSNormalization of float16 square in float16 (`findings/onnx_evaluator_normalisations_of_float16.sh`) | `own_operators` has them in float64 |
+| onnx | 1.23 | LpNormalization with p = 1 sums values with their signs (`findings/onnx_evaluator_lp_normalization.sh`) | `own_operators` has one after ONNX's definition |
+| onnx | 1.23 | ReduceLogSumExp of minus infinity throughout is NaN (`findings/onnx_evaluator_log_sum_exp.sh`) | `own_operators` has one that gives minus infinity |
+| onnx | 1.23 | the products that Attention gives with qk_matmul_output_mode 0 are those behind the softcap (`findings/onnx_evaluator_attention_products.sh`) | `own_operators` computes them without it |
 """  # noqa: E501  (a table)
 
 from __future__ import annotations

@@ -4,9 +4,11 @@ definitions."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_attention import Attention_24, Attention_25
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as _OfOneGroup
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
 
@@ -18,6 +20,7 @@ from schedsearch.typed import Array
 
 _FIRST_KNOWN = 19  # the opset from which onnx's evaluator has DequantizeLinear
 _ONE_AXIS = 13  # the opset from which the axis of a softmax is one; before, all from there on are
+_WINDOWS = 25  # the opset from which Attention has windows
 _BATCH_NORM_MISREAD = range(7, 14)  # opsets of a BatchNormalization that onnx's evaluator takes for one in training
 
 
@@ -128,6 +131,47 @@ class RMSNormalization(OpRun):  # type: ignore[misc]
         return (_normalised(x, axis, epsilon, False)[0].astype(x.dtype) * scale,)
 
 
+class LpNormalization(OpRun):  # type: ignore[misc]
+    """By the sum of absolute values, or of squares; onnx's own sums values with their signs. A row of zeros stays zero."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, axis: int = -1, p: int = 2) -> tuple[Array]:
+        wide = x.astype(np.float64)
+        norm = np.linalg.norm(wide, ord=p, axis=axis, keepdims=True)
+        return (np.divide(wide, norm, out=np.zeros_like(wide), where=norm != 0).astype(x.dtype),)
+
+
+class ReduceLogSumExp(OpRun):  # type: ignore[misc]
+    """Minus infinity of a row of these, where onnx's own gives NaN."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Array, axes: Array | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0, **others: object
+    ) -> tuple[Array]:
+        given = () if axes is None else tuple(int(axis) for axis in np.ravel(axes))
+        along = given if given or noop_with_empty_axes else None
+        found = np.logaddexp.reduce(x.astype(np.float64), axis=along, keepdims=True)
+        return ((found if keepdims else np.squeeze(found, along)).astype(x.dtype),)
+
+
+def _attention(of_onnx: type[OpRun]) -> type[OpRun]:
+    class Attention(of_onnx):  # type: ignore[misc]
+        """Its fourth output, with mode 0, is that of the products; onnx's own gives these behind the softcap."""
+
+        op_domain = ""
+
+        def _run(self, *arrays: Array | None, **attributes: Any) -> tuple[Array, ...]:
+            found: tuple[Array, ...] = super()._run(*arrays, **attributes)
+            if attributes.get("softcap") and not attributes.get("qk_matmul_output_mode"):
+                products = super()._run(*arrays, **{**attributes, "softcap": None})[3]
+                found = (*found[:3], products, *found[4:])
+            return found
+
+    return Attention
+
+
 _ALWAYS: Sequence[type[OpRun]] = (
     RandomUniformLike,
     LRN,
@@ -141,12 +185,15 @@ _ALWAYS: Sequence[type[OpRun]] = (
     ConvTranspose,
     LayerNormalization,
     RMSNormalization,
+    LpNormalization,
+    ReduceLogSumExp,
 )
 
 
 def of_opset(version: int) -> list[type[OpRun]]:
     """What a model of this opset needs in the place of onnx's operators."""
     found = [*_ALWAYS, *([LogSoftmax] if version >= _ONE_AXIS else own_old_softmaxes.ALL)]
+    found.append(_attention(Attention_24 if version < _WINDOWS else Attention_25))
     if version < _FIRST_KNOWN:
         found.append(DequantizeLinear)
     if version in _BATCH_NORM_MISREAD:
