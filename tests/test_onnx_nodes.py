@@ -36,6 +36,7 @@ COMPUTED = {*ELEMENTWISE, "Concat", "MatMul", "Einsum", "Attention", "RotaryEmbe
 DTYPE = r"(reads|makes|is) (an unknown dtype|\w+); allowed: "
 REFUSED: Mapping[str, str] = {
     "BatchNormalization": "in training mode",
+    "Col2Im": "blocks of 3 dimensions; allowed: 2",
     "ConvTranspose": "more pixels than there are",
     **dict.fromkeys(("Tile", "Trilu", "ReduceProd"), "an array without elements"),
     "Dropout": "in training mode or gives its mask|ConstantOfShape",

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.compositions import attention, einsum, places, rotary, sampling, spectra, sums
+from schedsearch.network.compositions import attention, blocks, einsum, places, rotary, sampling, spectra, sums
 from schedsearch.network.compositions.composition import left_of, noted
 from schedsearch.network.compositions.resizing import RESIZED
 from schedsearch.network.concatenations import without_concatenations
@@ -69,7 +69,16 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
     INDEXED,
     RECURRENCES,
     REDUCTIONS,
-    left_of({**attention.REWRITTEN, **einsum.REWRITTEN, **rotary.REWRITTEN, **sampling.REWRITTEN, **spectra.REWRITTEN}),
+    left_of(
+        {
+            **attention.REWRITTEN,
+            **blocks.REWRITTEN,
+            **einsum.REWRITTEN,
+            **rotary.REWRITTEN,
+            **sampling.REWRITTEN,
+            **spectra.REWRITTEN,
+        }
+    ),
     sums.LEFT,
     places.LEFT,
     ELEMENTWISE,

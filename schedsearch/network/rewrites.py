@@ -21,6 +21,7 @@ import numpy as np
 
 from schedsearch.network.compositions import (
     attention,
+    blocks,
     einsum,
     gates,
     normalisations,
@@ -182,6 +183,7 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view),
     "QuantizeLinear": _quantise,
     **pools.REWRITTEN,
+    **blocks.REWRITTEN,
     **sums.REWRITTEN,
     **places.REWRITTEN,
     **pads.REWRITTEN,

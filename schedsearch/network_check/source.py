@@ -56,6 +56,7 @@ _ROWS = (
     "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd", "AveragePool", "GlobalAveragePool",
     "LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization", "LpPool", "CumSum",
     "DFT", "STFT", "RMSNormalization", "LpNormalization", "LRN", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    "Col2Im",
 )  # fmt: skip
 _CANCELLING = (
     "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "LogSoftmax", "HardSwish", "Swish", "Erf", *RECURRENT,

@@ -32,6 +32,8 @@ def length_of(node: NodeProto, shapes: Sequence[list[int | None] | None]) -> int
         return max(each or _LONGEST for each in frame)
     if node.op_type == "AveragePool":
         return math.prod(next((each.ints for each in node.attribute if each.name == "kernel_shape"), [_LONGEST]))
+    if node.op_type == "Col2Im" and shapes[0]:
+        return shapes[0][1] or _LONGEST  # no more blocks overlap than a block has pixels
     if node.op_type in ("Softmax", "LogSoftmax") and shapes[0]:
         axis = next((each.i for each in node.attribute if each.name == "axis"), -1)
         return size(shapes[0][axis:])  # before opset 13 the axes behind belong to it

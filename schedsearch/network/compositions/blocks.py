@@ -1,0 +1,77 @@
+"""Col2Im: images that are sums of blocks, which may overlap. PyTorch's `fold` writes it.
+
+Blocks side by side only move. Others are what a transposed convolution adds up: a group for each channel, whose inputs are
+the pixels of a block, and whose filters are 1 at the place of the input's pixel and 0 elsewhere. An infinite number makes
+the pixels around it NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from schedsearch.network.compositions.composition import Composition, Rewrite, rewrite, shape_of
+from schedsearch.network.facts import FLOATS, constant_of, dtype_of
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+_SPATIAL = 2
+
+
+def _col2im(c: Composition) -> str | None:
+    x, given = c.needed(0), [constant_of(c.needed(place)) for place in (1, 2)]
+    if any(each is None for each in given):
+        return "has an image or a block whose extents are computed; allowed: constants"
+    image, block = ([int(extent) for extent in each.ravel()] for each in given if each is not None)
+    if len(image) != _SPATIAL or len(block) != _SPATIAL:
+        return f"has blocks of {len(block)} dimensions; allowed: {_SPATIAL}"
+    if dtype_of(x) not in FLOATS:
+        return f"adds {dtype_of(x)}; allowed: {', '.join(FLOATS)}"
+    read, ones = c.node.attributes, (1,) * _SPATIAL
+    strides, dilations = (list(read.get_ints(name, ones)) for name in ("strides", "dilations"))
+    pads = list(read.get_ints("pads", (0,) * 2 * _SPATIAL))
+    around = [extent + before + after for extent, before, after in zip(image, pads, pads[_SPATIAL:])]
+    reach = [(extent - 1) * dilation + 1 for extent, dilation in zip(block, dilations)]
+    grid = [(extent - own) // stride + 1 for extent, own, stride in zip(around, reach, strides)]
+    n, pixels, columns = shape_of(x)
+    channels, left = divmod(pixels, math.prod(block))
+    if left or min(grid) < 1 or columns != math.prod(grid):
+        return (
+            f"reads {columns} blocks of {pixels} numbers; allowed: {math.prod(grid)} blocks, {grid} in the image, of a "
+            f"multiple of {math.prod(block)} numbers"
+        )
+    places = c.reshape(x, [n, pixels, *grid])
+    if (
+        strides == block
+        and around == image == [extent * count for extent, count in zip(block, grid)]
+        and max(dilations) == 1
+    ):
+        c.finish(_side_by_side(c, [n, channels], places, block, grid))
+        return None
+    filters = np.eye(math.prod(block)).reshape(1, -1, *block).repeat(channels, 0).reshape(pixels, 1, *block)
+    over = [extent - (count - 1) * stride - own for extent, count, stride, own in zip(around, grid, strides, reach)]
+    y = c.add(
+        "ConvTranspose", [places, c.constant(filters, x)], [n, channels, *image], group=channels, strides=strides,
+        dilations=dilations, pads=pads, output_padding=over,
+    )  # fmt: skip
+    c.finish(y)
+    return None
+
+
+def _side_by_side(
+    c: Composition, ends: Sequence[int], places: ir.Value, block: Sequence[int], grid: Sequence[int]
+) -> ir.Value:
+    """Blocks that touch and do not overlap: their pixels are moved."""
+    (rows, columns), (down, across) = block, grid
+    image = [*ends, rows * down, columns * across]
+    if rows == columns:
+        return c.add("DepthToSpace", [places], image, blocksize=rows, mode="CRD")
+    parted = c.reshape(places, [*ends, rows, columns, down, across])
+    return c.reshape(c.transpose(parted, [0, 1, 4, 2, 5, 3]), image)
+
+
+REWRITTEN: Mapping[str, Rewrite] = {"Col2Im": rewrite(_col2im)}
