@@ -71,8 +71,8 @@ def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session", autouse=True)
 def _forked_children(_own_state_folder: None, _no_shipped_records: None, _own_build_cache: None) -> Iterator[None]:
-    """Children have imported the compilers when they begin, unless a test asks for `own_processes`. Where there is a GPU they
-    are started as outside of tests: a driver may not survive a fork."""
+    """Children have imported the compilers when they begin, unless a test asks for `own_processes`. Where there is a GPU
+    they are started as outside of tests: a driver may not survive a fork."""
     if _has_gpu():
         yield
         return
