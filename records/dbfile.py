@@ -93,8 +93,10 @@ def _harden(connection: sqlite3.Connection) -> None:
     connection.text_factory = functools.partial(str, encoding="utf-8", errors="surrogateescape")
 
 
-def check(path: Path, *, create: bool, readonly: bool) -> None:
+def check(path: Path, *, create: bool, readonly: bool, example: str = "records.db") -> None:
     """Raises DatabaseError if name or permissions already show that `path` cannot be opened as a database.
+
+    `example` is the name of a file that the message suggests if `path` is a folder.
 
     It never opens the file: closing it would drop the locks of every other connection of this process
     (https://www.sqlite.org/howtocorrupt.html, section 2.2).
@@ -105,7 +107,7 @@ def check(path: Path, *, create: bool, readonly: bool) -> None:
             "use a Python built with a newer SQLite"
         )
     if path.is_dir():
-        raise DatabaseError(f"{path} is a folder; give a file in it, e.g. {path / 'records.db'}")
+        raise DatabaseError(f"{path} is a folder; give a file in it, e.g. {path / example}")
     if path.exists() and not path.is_file():
         raise DatabaseError(f"{path} is a device or pipe, and a database needs a file; give another path")
     if not path.parent.is_dir():

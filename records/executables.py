@@ -27,6 +27,7 @@ graphs; 5: programs have a checksum; 6: programs of dynamic graphs are data, in 
 calls with programs of their own."""
 _PART_BYTES = 64 << 20  # a weight is cut into parts, because SQLite keeps a blob in memory
 _BUSY_TIMEOUT_S = 5.0
+_EXAMPLE = "model.ssx"
 
 _TABLES = {
     "executable": ("version", "target", "program", "signature"),
@@ -63,7 +64,7 @@ def write(
         UsageError: there is a file that is not an executable; it stays.
         DatabaseError: it cannot be written.
     """
-    dbfile.check(path, create=True, readonly=False)
+    dbfile.check(path, create=True, readonly=False, example=_EXAMPLE)
     try:
         with (
             replacement(path, _keep_unless_executable) as temporary,
@@ -119,6 +120,7 @@ class ExecutableFile(Closing):
             raise DatabaseError(
                 f"{path} is a model, not an executable; build it first: schedsearch build {path} -o {self.path.stem}.ssx"
             )
+        dbfile.check(self.path, create=False, readonly=True, example=_EXAMPLE)
         self._connection = dbfile.connect(self.path, readonly=True, busy_timeout_s=_BUSY_TIMEOUT_S)
         try:
             self._read()
@@ -235,7 +237,7 @@ def check_writable(path: Path) -> None:
         UsageError: there is a file that is not an executable.
         DatabaseError: the folder is missing, or the path cannot be opened.
     """
-    dbfile.check(path, create=True, readonly=False)
+    dbfile.check(path, create=True, readonly=False, example=_EXAMPLE)
     if path.exists() and (objection := _keep_unless_executable(path)):
         raise UsageError(f"{path} {objection}")
 

@@ -188,6 +188,10 @@ class DeviceError(SchedsearchError):
     exit_code = 3
 
 
+class DeviceMemoryError(DeviceError):
+    """A device, or the system for a CPU, has no memory of the size that is asked for."""
+
+
 class DeviceBusyError(DeviceError):
     """Another run has the device.
 
@@ -217,7 +221,8 @@ class AwayError(DeviceError):
 
 
 class PreparationError(SchedsearchError):
-    """No process can make the inputs and the reference of a workload on this device: each is killed, or takes too long."""
+    """No process can make the inputs and the reference of a workload on this device: each is killed or takes too long, or
+    there is too little memory."""
 
     exit_code = 3
 

@@ -269,10 +269,11 @@ def test_the_message_about_an_unknown_target_lists_all_targets(tmp_path: Path) -
     for command in (["space"], ["explain"], ["tune", "--dry-run"]):
         result = schedsearch(command[0], tmp_path / "tiny.yaml", *command[1:], "--target", "tpu")
         assert result.exit_code == 2
-        allowed = ", ".join(["auto", "cpu", "cuda", "cuda:N", *PRESETS])
+        several = ["cuda:N,M", "cuda:all"] if command[0] == "tune" else []
+        allowed = ", ".join(["auto", "cpu", "cuda", "cuda:N", *several, *PRESETS])
         assert f"target 'tpu' is not known (did you mean 'cpu'?); allowed: {allowed}" in result.stderr
     result = schedsearch("tune", tmp_path / "tiny.yaml", "--target", "h200")
-    assert result.exit_code == 2 and result.stderr.strip().endswith("allowed: auto, cpu, cuda, cuda:N")
+    assert result.exit_code == 2 and result.stderr.strip().endswith("allowed: auto, cpu, cuda, cuda:N, cuda:N,M, cuda:all")
     assert "target 'h200' stands for a device that may be absent, but a real device is needed here" in result.stderr
 
 

@@ -263,6 +263,8 @@ class TestSystem:
             (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; free some space"),
             (PermissionError(errno.EACCES, "Permission denied", "/some/file"), "/some/file: Permission denied"),
             (MemoryError(), "not enough memory"),
+            (RuntimeError("can't start new thread"), "not enough memory; free some, or raise the limit (ulimit -v)"),
+            (OSError("liblvm.so: failed to map segment from shared object"), "not enough memory"),
         ],
     )
     def test_what_the_system_refuses_is_one_line(

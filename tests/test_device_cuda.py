@@ -15,7 +15,7 @@ from fake_driver import CLUSTERS_AT_ONCE, OURS, THEIRS, FakeDriver, Result
 from schedsearch.device import cuda_driver, open_device
 from schedsearch.device.cuda import CudaDevice
 from schedsearch.device.cuda_graph import KernelGraph, capture
-from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.errors import ArgumentError, DeviceError, DeviceMemoryError
 from schedsearch.executable.fixed import FixedNet
 from schedsearch.executable.noted import Notes
 from schedsearch.executable.program import Array, Call, Origin, Place, Program, Space
@@ -250,7 +250,7 @@ def test_a_graph_that_the_driver_refuses_leaves_nothing(driver: FakeDriver) -> N
     assert isinstance(device, CudaDevice)
     kernels = [device.load(pointwise()).bind({"x": 2, "y": 4}, {})]
     driver.graph_code = Result.CUDA_ERROR_OUT_OF_MEMORY
-    with pytest.raises(DeviceError, match="cuGraphInstantiate failed: CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(DeviceMemoryError, match="cuGraphInstantiate failed: CUDA_ERROR_OUT_OF_MEMORY"):
         KernelGraph(device, kernels)
     assert not driver.graphs and driver.contexts == []
     driver.graph_code, driver.nodes = 0, []

@@ -355,6 +355,8 @@ def test_a_file_for_another_device_is_refused_with_the_command_that_builds_it_he
 def test_files_that_are_no_executable_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match=r"no executable at .*schedsearch build MODEL\.onnx -o"):
         load(tmp_path / "missing.ssx")
+    with pytest.raises(DatabaseError, match=rf"is a folder; give a file in it, e\.g\. {tmp_path}/model\.ssx"):
+        load(tmp_path)
     (tmp_path / "text.ssx").write_text("weights" * 100)
     with pytest.raises(DatabaseError, match="not a database"):
         load(tmp_path / "text.ssx")

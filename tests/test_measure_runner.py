@@ -15,8 +15,8 @@ import pytest
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
-from schedsearch.errors import DeviceBusyError, PreparationError, UsageError
-from schedsearch.measure import Built, Runner
+from schedsearch.errors import DeviceBusyError, DeviceMemoryError, PreparationError, UsageError
+from schedsearch.measure import Built, Runner, run_worker
 from schedsearch.measure.run_worker import Prepare, Race, Ran, Run
 from schedsearch.measurement import Measurement, Outcome
 from schedsearch.processes import restarts
@@ -200,6 +200,24 @@ def test_when_no_process_survives_preparing_the_error_says_why(runner: Runner, m
     with pytest.raises(PreparationError, match=r"2 failed in a row.*killed by signal 9 \(SIGKILL\)"):
         measure(runner, faulty.PointwiseCpu())
     assert measure(runner, faulty.PointwiseCpu()).ok
+
+
+@pytest.mark.parametrize("error", [DeviceMemoryError("12 bytes of memory cannot be allocated"), MemoryError("12 bytes")])
+def test_a_workload_that_needs_too_much_memory_is_given_up_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The run goes on with its other tasks, as for every PreparationError."""
+
+    def refuse(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_worker, "_WorkloadState", refuse)
+    worker = run_worker._RunWorker(detect("cpu"), "cold-graph-v1")
+    with pytest.raises(PreparationError) as caught:
+        worker.answer(Prepare(WORKLOAD, 0, {}))
+    text = str(caught.value)
+    assert text.startswith(f"the arrays of {WORKLOAD.label} do not fit into the free memory of ")
+    assert "12 bytes" in text and text.endswith("; tune a smaller shape, or free memory")
 
 
 def test_a_process_that_answers_another_request_is_replaced(runner: Runner) -> None:

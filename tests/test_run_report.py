@@ -106,6 +106,20 @@ class TestText:
         (task,) = World(behaviour=behaviour).tune(trials=20).tasks
         assert task.best_ns is not None and task.failures and task.why_invalid == ""
 
+    def test_a_default_that_fails_is_explained_below_the_table(self) -> None:
+        """Beside a valid configuration, so that the run succeeds: its author would not look for the failure."""
+        default = World().tune(trials=1).tasks[0].best_config
+
+        def wrong_default(candidate: Candidate) -> float | Outcome:
+            return Outcome.WRONG_ANSWER if candidate.config == default else square_ns(candidate)
+
+        summary = World(behaviour=wrong_default).tune(trials=20)
+        assert default is not None and summary.complete
+        config = " ".join(f"{name}={value}" for name, value in default.items())
+        assert f"\n{WORKLOAD.label}: the default ({config}): wrong_answer: " in str(summary)
+        assert "What to do: " in str(summary)
+        assert "the default (" not in str(World().tune(trials=20))
+
 
 class TestModel:
     def test_a_model_that_knows_the_truth_has_1_whatever_its_unit_after_each_fit(self) -> None:

@@ -273,7 +273,7 @@ def test_devices_are_named_by_numbers_or_all(monkeypatch: pytest.MonkeyPatch) ->
     assert detect_all("cpu") == [detect("cpu")]
     with pytest.raises(UsageError, match="names several devices, and only tuning takes them"):
         detect("cuda:0,1")
-    with pytest.raises(UsageError, match=r"'cuda:0,x' is not known.*allowed: cuda, cuda:N, cuda:N,M, cuda:all"):
+    with pytest.raises(UsageError, match=r"'cuda:0,x' is not known.*allowed: auto, cpu, cuda, cuda:N, cuda:N,M, cuda:all"):
         detect_all("cuda:0,x")
     present[1] = some_cards("NVIDIA L4")[0]
     assert [target.name for target in detect_all("cuda:all")] == ["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"]

@@ -122,7 +122,7 @@ class TestMistakes:
         [
             (f"version: 2\ntasks: [{TASK}]", 1, 10, "version must be 1, the only version that this schedsearch knows"),
             (f"version: '1'\ntasks: [{TASK}]", 1, 10, "got '1'"),
-            (f"target: gpu\ntasks: [{TASK}]", 1, 9, "target must be auto, cpu, cuda or cuda:N, got 'gpu'"),
+            (f"target: gpu\ntasks: [{TASK}]", 1, 9, "target must be auto, cpu, cuda or cuda:N (for several GPUs: "),
             (f"target: cpu:1\ntasks: [{TASK}]", 1, 9, "got 'cpu:1'"),
             (f"db: 3\ntasks: [{TASK}]", 1, 5, "db must be the path of a file, got 3"),
             (f"budget: 3\ntasks: [{TASK}]", 1, 9, "budget must be a mapping, e.g. {trials: 200, time: 10m}, got 3"),

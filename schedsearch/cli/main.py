@@ -107,12 +107,12 @@ def _failures(ctx: click.Context | None = None) -> Iterator[None]:
         raise Failure(f"{error.format_message().rstrip('.')}; see: {command} --help", 2) from error
     except BrokenPipeError:  # of a pipe that is not a standard stream; those never raise (see `schedsearch.cli.process`)
         raise click.exceptions.Exit(process.READER_GONE) from None
-    except OSError as error:
-        if error.errno not in _SYSTEM_FAILURES:
+    except (OSError, MemoryError, RuntimeError) as error:
+        if _lacks_memory(error):
+            raise Failure("not enough memory; free some, or raise the limit (ulimit -v)", process.SYSTEM_FAILED) from error
+        if not isinstance(error, OSError) or error.errno not in _SYSTEM_FAILURES:
             raise
         raise Failure(_system_failure(error), process.SYSTEM_FAILED) from error
-    except MemoryError as error:
-        raise Failure("not enough memory; free some, or raise the limit (ulimit -v)", process.SYSTEM_FAILED) from error
     except KeyboardInterrupt:
         raise Failure("interrupted; nothing that was saved is lost", process.INTERRUPTED) from None
 
@@ -122,6 +122,15 @@ def _trial(load: Callable[[], object]) -> str:
     from schedsearch.processes.trial_run import trial_run
 
     return trial_run(load) if threading.active_count() == 1 else ""
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether there was no memory for an object, for the stack of a thread, or to load a library."""
+    return error is not None and (
+        isinstance(error, MemoryError)
+        or any(text in str(error) for text in ("can't start new thread", "failed to map segment from shared object"))
+        or _lacks_memory(error.__cause__ or error.__context__)
+    )
 
 
 def _place(error: BaseException) -> str:

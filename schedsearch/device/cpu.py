@@ -20,7 +20,7 @@ from schedsearch.device.cpu_link import STEP_WORDS, LinkedCode, call_address, fi
 from schedsearch.device.cpu_native import CHUNKS_PER_THREAD, ENTRY_WORDS
 from schedsearch.device.cpu_pool import Pool
 from schedsearch.device.memory import bytes_at
-from schedsearch.errors import ArgumentError, DeviceError
+from schedsearch.errors import ArgumentError, DeviceError, DeviceMemoryError
 from schedsearch.launch import (
     Artifact,
     Float32,
@@ -63,7 +63,8 @@ class CpuDevice:
         try:
             memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # the default is shared
         except (OSError, ValueError, OverflowError) as error:
-            raise DeviceError(f"{nbytes} bytes of memory cannot be allocated: {error}") from error
+            text = getattr(error, "strerror", None) or error
+            raise DeviceMemoryError(f"{nbytes:,} bytes of memory cannot be allocated: {text}") from error
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._memory[address] = memory
         return address

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from schedsearch.errors import DeviceError
+from schedsearch.errors import DeviceError, DeviceMemoryError
 from schedsearch.typed import JsonObject
 
 OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest version that runs the code of the supported toolkits
@@ -19,6 +19,10 @@ OLDEST_DRIVER = 12040  # CUDA 12.4: the oldest version that runs the code of the
 
 class DriverError(DeviceError):
     """A call of the driver failed."""
+
+
+class DriverMemoryError(DriverError, DeviceMemoryError):
+    """A call of the driver failed for lack of memory."""
 
 
 _NO_DRIVER = "this machine has no NVIDIA driver; to use its CPU, give --target cpu"
@@ -74,7 +78,7 @@ def call(function: str, *args: Any) -> Any:
     driver = bindings()
     code, *results = getattr(driver, function)(*args)
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise DriverError(f"{function} failed: {_text(driver, code)}")
+        raise _error(function, driver, code)
     return results[0] if len(results) == 1 else tuple(results) or None
 
 
@@ -101,7 +105,12 @@ def immediate() -> ctypes.PyDLL:
 def fail(function: str, code: int) -> NoReturn:
     """Raises the DriverError of a function of libcuda that returned `code`."""
     driver = bindings()
-    raise DriverError(f"{function} failed: {_text(driver, driver.CUresult(code))}")
+    raise _error(function, driver, driver.CUresult(code))
+
+
+def _error(function: str, driver: Any, code: Any) -> DriverError:
+    kind = DriverMemoryError if code == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY else DriverError
+    return kind(f"{function} failed: {_text(driver, code)}")
 
 
 def describe_device(ordinal: int) -> JsonObject:

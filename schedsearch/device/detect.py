@@ -11,6 +11,8 @@ from schedsearch.errors import DeviceError, UsageError, did_you_mean
 from schedsearch.target import PRESETS, Architecture, Target
 
 _SEVERAL = re.compile(r"cuda:(all|\d+(?:,\d+)+)")
+_IS_ONE = re.compile(r"auto|cpu|cuda(?::(\d+))?")
+_ONE = ("auto", "cpu", "cuda", "cuda:N")  # selectors as messages list them
 
 
 def detect(selector: str = "auto", *, presets: bool = False) -> Target:
@@ -26,17 +28,17 @@ def detect(selector: str = "auto", *, presets: bool = False) -> Target:
     """
     if presets and selector in PRESETS:
         return PRESETS[selector]
-    match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", selector)
-    if not match or (match[2] and match[1] != "cuda"):
+    match = _IS_ONE.fullmatch(selector)
+    if not match:
         if _SEVERAL.fullmatch(selector):
             raise UsageError(f"target {selector!r} names several devices, and only tuning takes them; name one: cuda:N")
-        raise _unknown(selector, ["auto", "cpu", "cuda", "cuda:N", *(PRESETS if presets else ())])
-    if match[1] == "cpu":
+        raise _unknown(selector, [*_ONE, *(PRESETS if presets else ())])
+    if selector == "cpu":
         return _detect_cpu()
     try:
-        return _detect_cuda(int(match[2] or 0))
+        return _detect_cuda(int(match[1] or 0))
     except DeviceError:
-        if match[1] == "auto":
+        if selector == "auto":
             return _detect_cpu()
         raise
 
@@ -55,8 +57,8 @@ def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]
     """
     several = _SEVERAL.fullmatch(selector)
     if several is None:
-        if selector.startswith("cuda:") and not re.fullmatch(r"cuda:\d+", selector):
-            raise _unknown(selector, ["cuda", "cuda:N", "cuda:N,M", "cuda:all"])
+        if not _IS_ONE.fullmatch(selector) and not (presets and selector in PRESETS):
+            raise _unknown(selector, [*_ONE, "cuda:N,M", "cuda:all", *(PRESETS if presets else ())])
         return [detect(selector, presets=presets)]
     if several[1] == "all":
         from schedsearch.device.cuda_driver import iterate_devices
@@ -70,7 +72,7 @@ def detect_all(selector: str = "auto", *, presets: bool = False) -> list[Target]
 
 
 def _unknown(selector: str, allowed: Sequence[str]) -> UsageError:
-    if selector in PRESETS:
+    if selector.lower() in PRESETS and selector.lower() not in allowed:
         got = "stands for a device that may be absent, but a real device is needed here"
     else:
         got = _architecture(selector, allowed) or f"is not known{did_you_mean(selector, allowed)}"

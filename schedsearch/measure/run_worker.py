@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from schedsearch.backend.code_cache import CodeCache
 from schedsearch.device import Device, LoadedKernel, open_device
-from schedsearch.errors import ArgumentError, DeviceError, OperatorError
+from schedsearch.errors import ArgumentError, DeviceError, DeviceMemoryError, OperatorError, PreparationError
 from schedsearch.launch import Artifact
 from schedsearch.measure.timed_set import TimedSet
 from schedsearch.measure.timing import PATIENCE, Arena, Timed, Timer, open_timer, repeat
@@ -174,7 +174,7 @@ def serve_runs(conn: ChildEnd, target: Target, cores: Sequence[int], mode: str) 
             conn.send(replace(reply, worn=changes(before)) if isinstance(reply, Ran) else reply)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise
-    except (DeviceError, OperatorError) as error:
+    except (DeviceError, OperatorError, PreparationError) as error:
         conn.send(Failed(str(error), type(error)))
     except Exception:
         conn.send(Failed(f"the runner's process failed:\n{traceback.format_exc()}", RuntimeError))
@@ -269,14 +269,26 @@ class _RunWorker:
         return Ready(self._code.take_fresh())
 
     def _new_state(self, request: Prepare) -> _WorkloadState:
-        """Frees other workloads' data when memory is short."""
+        """Frees other workloads' data when memory is short.
+
+        Raises:
+            PreparationError: the workload alone needs more memory than there is.
+        """
         while True:
             try:
                 return _WorkloadState(self._device, self._comparer, self._code, request.workload, request.seed, self._mode)
-            except DeviceError:
-                if not self._states or not self._is_healthy():
+            except (DeviceError, MemoryError) as error:
+                if not self._is_healthy():
                     raise
-                self._states.popitem(last=False)[1].close()
+                if self._states:
+                    self._states.popitem(last=False)[1].close()
+                elif isinstance(error, DeviceMemoryError | MemoryError):
+                    raise PreparationError(
+                        f"the arrays of {request.workload.label} do not fit into the free memory of "
+                        f"{self._device.target.name}: {error}; tune a smaller shape, or free memory"
+                    ) from error
+                else:
+                    raise
 
     def _run(self, state: _WorkloadState, request: Run) -> Ran:
         request.artifact.plan.check(request.workload)

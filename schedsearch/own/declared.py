@@ -15,7 +15,7 @@ import numpy as np
 from schedsearch.backend.code_identity import names_read
 from schedsearch.errors import UsageError, did_you_mean
 from schedsearch.ops.own_kernel import AFTER
-from schedsearch.space import Knob
+from schedsearch.space import ConfigSpace, Constraint, Knob
 from schedsearch.templates.own_kernel.definition import Formulation
 from schedsearch.templates.own_kernel.launches import Launch
 from schedsearch.templates.own_kernel.rules import predicate
@@ -61,12 +61,7 @@ def formulation(
             check_function(what, each, known)
     for workspace, each in workspaces.items():
         check_function(f"workspace {workspace}", each, known)
-    for rule in rules:
-        holds = predicate(rule, tuple(values))
-        if not np.all(holds({knob: np.array([value]) for knob, value in made.default.items()})):
-            raise UsageError(
-                f"the default configuration {dict(made.default)} of {name} breaks the rule {rule!r}; give default={{...}}"
-            )
+    _check_rules(made)
     return made
 
 
@@ -189,6 +184,19 @@ def _check_default(name: str, knobs: Mapping[str, tuple[Any, ...]], default: Map
             )
         if value not in knobs[knob]:
             raise UsageError(f"default of {name} has {knob}={value!r}; allowed: {', '.join(map(str, knobs[knob]))}")
+
+
+def _check_rules(made: Formulation) -> None:
+    """Raises UsageError if the default configuration breaks a rule."""
+    space = ConfigSpace(
+        [Knob(knob, values) for knob, values in made.knobs.items()],
+        [Constraint(rule, predicate(rule, tuple(made.knobs))) for rule in made.rules],
+    )
+    if not (broken := space.check(made.default)):
+        return
+    found = space.sample(1, np.random.default_rng(0))
+    remedy = f"give another one: default={dict(found[0])}" if found else "no values of the knobs keep all rules; change them"
+    raise UsageError(f"the default configuration of {made.name} {broken[0]}; {remedy}")
 
 
 def check_names(

@@ -24,6 +24,7 @@ class ResultRow:
         rate: 1e9 operations, or bytes, per second of the best; see `ResultTable.rate_unit`.
         trials: number of trials, including those of earlier runs.
         failures: outcome -> count, for outcomes other than ok.
+        failed_default: what is wrong with the default, if it failed and another configuration is valid; else "".
         unreferenced: what kernels were compared with if there was no reference; see `own_kernel.without_reference`.
     """
 
@@ -41,6 +42,7 @@ class ResultRow:
     trials: int
     failures: Mapping[str, int]
     unreferenced: str = ""
+    failed_default: str = ""
 
     @property
     def raced(self) -> bool:
@@ -121,6 +123,7 @@ def result_cells(result: ResultTable) -> Cells:
             f"times vary by more than {BUSY_SPREAD:.0%}: the machine is busy, and ratios say little; run again on a quiet "
             "one"
         )
+    notes += [f"{row.name}: {row.failed_default}" for row in rows if row.failed_default]
     notes += dict.fromkeys(f"{row.name}: {row.unreferenced}" for row in rows if row.unreferenced)
     right = tuple(name for name in columns if name not in ("task", "template", "failures"))
     return Cells(tuple(columns), tuple(zip(*columns.values())), right, tuple(notes))

@@ -160,14 +160,23 @@ class TaskSummary:
         """Why no configuration is valid: how many failed in which way, the first reason, and what to do; "" if one is."""
         if self.best_ns is not None or self.failure is None:
             return ""
-        failure = self.failure
-        which = self.untuned if failure.is_default else f"{failure.template}:"
+        which = self.untuned if self.failure.is_default else f"{self.failure.template}:"
+        return f"all trials failed ({counts(self.failures)}). The first, {which} {self._explained(self.failure)}"
+
+    @property
+    def why_no_default(self) -> str:
+        """What is wrong with what one gets without tuning, and what to do, if other configurations are valid; else ""."""
+        if self.best_ns is None or self.default_ns is not None or self.failure is None or not self.failure.is_default:
+            return ""
+        return f"{self.untuned} {self._explained(self.failure)}"
+
+    def _explained(self, failure: Failure) -> str:
+        """The configuration of a failure, its reason, and what to do."""
         config = " ".join(f"{name}={value}" for name, value in failure.config.items())
         # What the process said before it died is long, and in the record.
         message = failure.message.partition("; its last words:")[0].strip()
         reason = f"{failure.outcome}: {message}".rstrip(". ")
-        first = f"The first, {which} ({config}): {reason}. What to do: {self._remedy(failure)}"
-        return f"all trials failed ({counts(self.failures)}). {first}"
+        return f"({config}): {reason}. What to do: {self._remedy(failure)}"
 
     def _remedy(self, failure: Failure) -> str:
         own = self.workload.op == "own_kernel"
@@ -202,6 +211,7 @@ class TaskSummary:
             trials=self.trials,
             failures=self.failures,
             unreferenced=without_reference(self.workload.params),
+            failed_default=self.why_no_default,
         )
 
     def to_json(self) -> JsonObject:

@@ -87,6 +87,9 @@ def _check_ints(value: object) -> Any:
     return value
 
 
+_TARGET = "auto, cpu, cuda or cuda:N (for several GPUs: schedsearch tune --target cuda:all)"
+
+
 def _check_target(value: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value):
         raise ValueError
@@ -303,7 +306,7 @@ class FileModel(Section):
     version: Annotated[Literal[1], Expect(f"{VERSION}, the only version that this schedsearch knows")] = Field(
         default=1, description="of this format"
     )
-    target: Annotated[str, AfterValidator(_check_target), Expect("auto, cpu, cuda or cuda:N")] = Field(
+    target: Annotated[str, AfterValidator(_check_target), Expect(_TARGET)] = Field(
         default="auto",
         description="the device: auto (a GPU where there is one, else the CPU), cpu, cuda or cuda:N",
         json_schema_extra={"pattern": r"^(auto|cpu|cuda(:\d{1,3})?)$"},
