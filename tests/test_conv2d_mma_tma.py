@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cluster_emulator import ClusterEmulator
 from conv2d_numpy import expected, integers, run_on_gpu, to_bits
+from long_cases import except_long
 from mma_emulated import emulate
 
 from schedsearch import batch_matmul, dense
@@ -152,7 +153,7 @@ FAST = dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("card", ["h200", "b200", "rtx5090"])
+@pytest.mark.parametrize("card", except_long(["h200", "b200", "rtx5090"], long=["b200", "rtx5090"]))
 def test_a_kernel_has_tensor_copies_only(card: str) -> None:
     pytest.importorskip("numba_cuda", reason="needs numba-cuda: install the extra cu12 or cu13")
     from schedsearch.backend.cuda import ptx_of

@@ -146,8 +146,8 @@ def test_every_stage_has_an_epilogue(device, epilogue):
     check(device, workload, [TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST))])
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_a_slice_adds_an_array_of_its_own_size(device, layout):
+@pytest.mark.parametrize(("layout", "config"), VARIANTS[:2])
+def test_a_slice_adds_an_array_of_its_own_size(device, layout, config):
     """As the last convolution of a block of YOLOv8 does: its result is part of a Concat, and what it adds is not."""
     shape = {"n": 2, "h": 5, "w": 6, "c": 4, "k": 9, "r": 3, "s": 3, "padding": 1, "slice_of": 14}
     workload = Workload.conv2d(**shape, dtype="float32", layout=layout, epilogue=("bias", "silu", "residual"))
@@ -155,10 +155,9 @@ def test_a_slice_adds_an_array_of_its_own_size(device, layout):
     arrays = {name: array * np.float32(0.125) for name, array in arrays.items()}
     truth = expected(workload, arrays, scalars).y
     axis = layout.index("C")
-    for config in some_configs(workload, 1):
-        source = TEMPLATE.kernel(workload, HOST, config)
-        y = run_on_cpu(device, source, arrays, {"y": (workload.output.slice_of, np.float32)}, scalars)["y"]
-        np.testing.assert_allclose(np.take(y, range(9), axis), truth, rtol=1e-5, atol=1e-5)
+    source = TEMPLATE.kernel(workload, HOST, some_configs(workload, 1)[config == "random"])
+    y = run_on_cpu(device, source, arrays, {"y": (workload.output.slice_of, np.float32)}, scalars)["y"]
+    np.testing.assert_allclose(np.take(y, range(9), axis), truth, rtol=1e-5, atol=1e-5)
 
 
 def test_a_depthwise_tile_reads_nhwc_in_place(device):
