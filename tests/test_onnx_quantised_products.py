@@ -191,6 +191,22 @@ def test_integers_of_32_bits_and_of_blocks_are_dequantised() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("kinds", "whole"), [(np.int32, 70000), (np.int16, -30001), (np.uint16, 60001)])
+def test_integers_that_float16_lacks_keep_their_digits(kinds: Any, whole: int) -> None:
+    q, scale = np.array([whole, 2049, 3], kinds), np.array(0.001, np.float16)
+    found, kernels = computed([node("DequantizeLinear", "q s")], {"q": q}, {"s": scale}, opset=21)
+    np.testing.assert_allclose(found, q.astype(np.float64) * np.float64(scale), rtol=2**-11)
+    assert kernels == ["elementwise"]
+
+
+@pytest.mark.parametrize(("kinds", "zero"), [(np.int16, 20001), (np.uint16, 40003)])
+def test_zero_points_that_float16_lacks_keep_their_digits(kinds: Any, zero: int) -> None:
+    x = np.array([64, -3, 2.125, 0], np.float16)
+    weights = {"s": np.array(0.0078125, np.float16), "z": np.array(zero, kinds)}
+    found, _ = computed([node("QuantizeLinear", "x s z")], {"x": x}, weights, opset=21)
+    np.testing.assert_array_equal(found, x.astype(np.float64) * 128 + zero)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_in_blocks_are_read_as_floats(bits: int) -> None:
     """Of 4 bits, or of 8."""

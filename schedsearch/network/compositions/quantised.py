@@ -239,9 +239,9 @@ def _dequantise(c: Composition) -> str | None:
     whole = c.cast(q, _type("INT32"))
     if zero is not None:
         whole = c.add("Sub", [whole, c.cast(zero, _type("INT32"))], shape_of(q))
-    kind = scale.dtype
+    kind, single = c.node.outputs[0].dtype or scale.dtype, _type("FLOAT")  # float16 has neither 70000 nor 2049
     assert kind is not None
-    c.finish(c.add("Mul", [c.cast(whole, kind), by], shape_of(q)))
+    c.finish(c.cast(c.add("Mul", [c.cast(whole, single), c.cast(by, single)], shape_of(q)), kind))
     return None
 
 
@@ -254,10 +254,11 @@ def _quantise(c: Composition) -> str | None:
         return f"makes {dtype_of(y)}; allowed: {', '.join((*INTEGERS, *_SHORT))}"
     by, zero = (_by_element(c, each, x) for each in (c.needed(1), c.input(2)))
     assert by is not None
-    rounded = c.add("Round", [c.add("Div", [x, by], shape_of(x))])
+    single = _type("FLOAT")  # float16 lacks integers from 2049 on
+    x = c.cast(x, single)
+    rounded = c.add("Round", [c.add("Div", [x, c.cast(by, single)], shape_of(x))])
     if zero is not None:
-        assert x.dtype is not None
-        rounded = c.add("Add", [rounded, c.cast(zero, x.dtype)], shape_of(x))
+        rounded = c.add("Add", [rounded, c.cast(zero, single)], shape_of(x))
     limits = np.iinfo(y.dtype.numpy())
     c.finish(
         c.cast(c.add("Clip", [rounded, *(c.constant(bound, x) for bound in (limits.min, limits.max))], shape_of(x)), y.dtype)
