@@ -21,6 +21,7 @@ from onnx_support import Net  # noqa: E402
 import schedsearch  # noqa: E402
 from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.model import ModelError  # noqa: E402
+from schedsearch.network_check.own_operators import of_opset  # noqa: E402
 
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric")
 
@@ -56,8 +57,35 @@ def test_any_axes_are_resized_as_by_the_specification(data: st.DataObject) -> No
     }
     if attributes["mode"] == "cubic":
         attributes["antialias"] = data.draw(st.integers(0, 1))
-    sizes = [data.draw(st.integers(1, 9)) for _ in axes]
+    one_is_wrong = attributes["coordinate_transformation_mode"] == "pytorch_half_pixel"  # in onnx's evaluator
+    sizes = [data.draw(st.integers(2 if one_is_wrong else 1, 9)) for _ in axes]
     assert_as_onnx(resized(shape, sizes=sizes, axes=axes, **attributes), normal(*shape), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("given", [{"sizes": [1, 4]}, {"scales": [0.2, 1.0]}, {"sizes": [1, 1]}], ids=str)
+@pytest.mark.parametrize("exclude_outside", [0, 1])
+def test_one_pixel_by_pytorch_half_pixel_is_the_first(given: dict[str, Any], exclude_outside: int) -> None:
+    """ONNX: x_original = length_resized > 1 ? (x_resized + 0.5) / scale - 0.5 : 0."""
+    net = resized(
+        (1, 2, 5, 4), axes=[2, 3], mode="cubic", coordinate_transformation_mode="pytorch_half_pixel",
+        exclude_outside=exclude_outside, **given,
+    )  # fmt: skip
+    model, x = net.model(opset=19), normal(1, 2, 5, 4)
+    (found,) = referred(model, {"x": x})
+    (by_own,) = ReferenceEvaluator(model, new_ops=of_opset(19)).run(None, {"x": x})
+    columns = 1 if given.get("sizes") == [1, 1] else 4
+    np.testing.assert_allclose(found, x[:, :, :1, :columns], rtol=1e-6)
+    np.testing.assert_allclose(by_own, found, rtol=1e-6)
+
+
+def test_one_pixel_by_pytorch_half_pixel_is_that_of_onnxruntime() -> None:
+    for antialias in (0, 1):
+        net = resized(
+            (1, 2, 5, 4), sizes=[1, 2, 1, 3], mode="cubic", coordinate_transformation_mode="pytorch_half_pixel",
+            antialias=antialias,
+        )  # fmt: skip
+        model, x = net.model(opset=19), normal(1, 2, 5, 4)
+        np.testing.assert_allclose(referred(model, {"x": x})[0], run_by_onnxruntime(model, {"x": x})[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("scales", [(0.6, 0.6), (2.5, 0.4), (1.0, 1.7)], ids=str)

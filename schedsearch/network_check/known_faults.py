@@ -21,6 +21,7 @@ what is wrong there is left out of the comparison.
 | onnx | 1.23 | LpNormalization with p = 1 sums values with their signs (`findings/onnx_evaluator_lp_normalization.sh`) | `own_operators` has one after ONNX's definition |
 | onnx | 1.23 | ReduceLogSumExp of minus infinity throughout is NaN (`findings/onnx_evaluator_log_sum_exp.sh`) | `own_operators` has one that gives minus infinity |
 | onnx | 1.23 | the products that Attention gives with qk_matmul_output_mode 0 are those behind the softcap (`findings/onnx_evaluator_attention_products.sh`) | `own_operators` computes them without it |
+| onnx | 1.23 | a cubic Resize by pytorch_half_pixel to one pixel takes that at -0.5 in place of 0 (`findings/onnx_evaluator_resize_to_one_pixel.sh`) | `own_operators` takes the first pixel |
 """  # noqa: E501  (a table)
 
 from __future__ import annotations

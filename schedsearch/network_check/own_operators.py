@@ -11,6 +11,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_attention import Attention_24, Attention_25
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as _OfOneGroup
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
+from onnx.reference.ops.op_resize import Resize as _OfCentres
 
 from schedsearch.network_check import own_old_softmaxes
 from schedsearch.network_check.own_pools import AveragePool, GlobalMaxPool, LpPool, MaxPool
@@ -32,6 +33,30 @@ class RandomUniformLike(_OfArrays):  # type: ignore[misc]
     def _run(self, x: Array, **attributes: object) -> tuple[Array]:
         (drawn,) = super()._run(x.reshape(-1), **attributes)
         return (np.asarray(drawn).reshape(x.shape),)
+
+
+class Resize(_OfCentres):  # type: ignore[misc]
+    """The only pixel along an axis lies at 0 by pytorch_half_pixel. Onnx's own takes -0.5, where cubic weights differ."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None, **given: Any
+    ) -> tuple[Array]:
+        is_cubic = given.get("mode") == "cubic" and not given.get("antialias")
+        stretches = given.get("keep_aspect_ratio_policy") in (None, "stretch")
+        if is_cubic and stretches and given.get("coordinate_transformation_mode") == "pytorch_half_pixel":
+            axes = given.get("axes") or range(x.ndim)
+            factors = None if scales is None or not scales.size else np.array(scales)
+            for place, axis in enumerate(axes):
+                made = np.floor(x.shape[axis] * factors[place]) if factors is not None else np.asarray(sizes)[place]
+                if made == 1:
+                    x = x.take([0], axis)
+                    if factors is not None:
+                        factors[place] = 1
+            scales = factors
+        found: tuple[Array] = super()._run(x, roi, scales, sizes, **given)
+        return found
 
 
 class DequantizeLinear(OpRun):  # type: ignore[misc]
@@ -187,6 +212,7 @@ _ALWAYS: Sequence[type[OpRun]] = (
     RMSNormalization,
     LpNormalization,
     ReduceLogSumExp,
+    Resize,
 )
 
 

@@ -67,7 +67,7 @@ class _Axis:
                 share = self.start + position * (self.end - self.start) / (self.out - 1)
             return share * (self.size - 1)
         if mode == "pytorch_half_pixel" and self.out == 1:
-            return -_HALF
+            return Fraction(0)
         centred = (position + _HALF) / self.scale - _HALF
         return centred + (Fraction(self.size) / 2) * (1 - self.out / length) if mode == "half_pixel_symmetric" else centred
 
