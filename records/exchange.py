@@ -40,7 +40,7 @@ from schedsearch.records.formats.recording import Place, parse_json
 from schedsearch.records.output import new_file
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.records.store import Store
-from schedsearch.records.writes import claim_of, put_artifact, put_profile, set_best, set_size_table
+from schedsearch.records.writes import Over, claim_of, put_artifact, put_profile, set_best, set_size_table
 from schedsearch.roofline import least_time_ns
 from schedsearch.size_table import SizeTable
 from schedsearch.text import counted
@@ -463,7 +463,7 @@ class _Importer:
         stored = sa.select(schema.artifact.c.sha256).where(schema.artifact.c.sha256 == artifact_sha256)
         kept_sha256 = self._connection.execute(stored).scalar()
         self.report.bests_changed += set_best(
-            self._db, self._connection, row, kept_sha256, verified=verified, promoted_at=promoted_at, if_faster=True
+            self._db, self._connection, row, kept_sha256, verified=verified, promoted_at=promoted_at, over=Over.SLOWER
         )
 
     def _count(self, table: sa.Table) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -24,7 +24,7 @@ from schedsearch.closing import Closing
 from schedsearch.errors import UsageError
 from schedsearch.identity import canonical_json
 from schedsearch.launch import Artifact
-from schedsearch.measurement import COLD_GRAPH, Outcome, Record
+from schedsearch.measurement import Outcome, Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import claims, dbfile, queries, schema
 from schedsearch.records.database import Database
@@ -32,9 +32,16 @@ from schedsearch.records.location import server_url
 from schedsearch.records.rows import sign_record, to_row
 from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.stored import Stored
-from schedsearch.records.writes import claim_of, drop_artifacts, put_artifact_of, put_profile, set_best
+from schedsearch.records.writes import (
+    Over,
+    claim_of,
+    drop_artifacts,
+    names_candidate,
+    put_artifact_of,
+    put_profile,
+    set_best,
+)
 from schedsearch.typed import JsonMapping, JsonObject
-from schedsearch.workload import Workload
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -169,7 +176,13 @@ class Store(Stored, Closing):
 
     @_repeatable
     def promote(
-        self, record_id: int, artifact: Artifact | None = None, *, verified: bool = True, if_faster: bool = False
+        self,
+        record_id: int,
+        artifact: Artifact | None = None,
+        *,
+        verified: bool = True,
+        if_faster: bool = False,
+        raced: Sequence[Record] = (),
     ) -> bool:
         """Makes a record the best of its (workload, target, mode). This machine signs the row and the code.
 
@@ -180,6 +193,8 @@ class Store(Stored, Closing):
             if_faster: keep the present best unless this record is faster. Two records compare by the ratio to their anchor
                 if both come from races with the same anchor, otherwise by time (see `docs/records.md`). The transaction
                 includes the comparison: if several runs promote at once, the fastest record stays.
+            raced: records of the same race. With `if_faster`, a best of one of their configurations is replaced even if its
+                own time is less: the race was fairer than times of two days.
 
         Returns:
             Whether the record is the best now.
@@ -201,14 +216,27 @@ class Store(Stored, Closing):
                     f"record {record_id} came from {row.source}; only what was measured here can be best; measure its "
                     "configuration here: schedsearch tune"
                 )
-            with connection.begin_nested() as attempt:
-                sha256 = put_artifact_of(self._db, connection, row, artifact)
-                promoted = set_best(
-                    self._db, connection, row, sha256, verified=verified, promoted_at=time.time(), if_faster=if_faster
-                )
-                if not promoted:
-                    attempt.rollback()  # its code is not kept either
-        return promoted
+            over = Over.SLOWER if if_faster else Over.ANY
+            return self._set_best(connection, row, artifact, verified=verified, over=over, raced=raced)
+
+    def _set_best(
+        self,
+        connection: sa.Connection,
+        row: Any,
+        artifact: Artifact | None,
+        *,
+        verified: bool,
+        over: Over,
+        raced: Sequence[Record] = (),
+    ) -> bool:
+        with connection.begin_nested() as attempt:
+            sha256 = put_artifact_of(self._db, connection, row, artifact)
+            is_best = set_best(
+                self._db, connection, row, sha256, verified=verified, promoted_at=time.time(), over=over, raced=raced
+            )
+            if not is_best:
+                attempt.rollback()  # its code is not kept either
+        return is_best
 
     @_repeatable
     def adopt(self, record: Record, artifact: Artifact) -> bool:
@@ -224,32 +252,25 @@ class Store(Stored, Closing):
         if not record.source or not record.measurement.ok:
             raise ValueError("adopt takes a record that is ok and names its source")
         record_id = self.append(record)
-        best = schema.best
         with self._db.write() as connection:
             row = connection.execute(queries.records().where(schema.record.c.id == record_id)).one()
-            task = (best.c.workload_id == row.workload_id, best.c.target_key == row.target_key, best.c.mode == row.mode)
-            if connection.execute(sa.select(best.c.record_id).where(*task)).first() is not None:
-                return False
-            sha256 = put_artifact_of(self._db, connection, row, artifact)
-            return set_best(self._db, connection, row, sha256, verified=True, promoted_at=time.time(), if_faster=True)
+            return self._set_best(connection, row, artifact, verified=True, over=Over.NONE)
 
     @_repeatable
-    def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
-        """Removes the best of a task, because its code turned out to be wrong. Its records stay.
+    def demote(self, record: Record) -> bool:
+        """Removes the best of a record's task if it has the record's configuration, whose code turned out to be wrong. The
+        records stay, and so does another best, such as one that another run promoted meanwhile.
 
         This machine then serves that code for the workload from no file, until it is promoted again.
 
         Returns:
             Whether there was one.
         """
-        best = schema.best
-        task = sa.and_(best.c.workload_id == workload.id, best.c.target_key == target_key, best.c.mode == mode)
         with self._db.write() as connection:
-            row = connection.execute(sa.select(best).where(task)).one_or_none()
-            if row is not None:
-                if claims.vouches(claim_of(row), row.signature):  # anybody may have written another row
-                    claims.revoke(claim_of(row))
-                connection.execute(sa.delete(best).where(task))
+            removed = sa.delete(schema.best).where(names_candidate(record)).returning(schema.best)
+            row = connection.execute(removed).one_or_none()
+            if row is not None and claims.vouches(claim_of(row), row.signature):  # anybody may have written another row
+                claims.revoke(claim_of(row))
         return row is not None
 
     @_repeatable

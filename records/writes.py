@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import sqlalchemy as sa
 
 from schedsearch.launch import Artifact, LaunchPlan
+from schedsearch.measurement import Record
 from schedsearch.profiling.profile import Profile
 from schedsearch.records import claims, queries, schema, size_tables
 from schedsearch.records.database import Database
-from schedsearch.records.rows import is_own_record, sign_record
+from schedsearch.records.rows import is_own_record, sign_record, to_row
 from schedsearch.records.size_tables import SizeTableRow
 from schedsearch.size_table import SizeTable
 from schedsearch.workload import WorkloadRange
+
+
+class Over(Enum):
+    """Which best of a task a record replaces."""
+
+    ANY = "any"
+    SLOWER = "slower"
+    NONE = "none"
 
 
 def set_best(
@@ -25,11 +36,13 @@ def set_best(
     *,
     verified: bool,
     promoted_at: float,
-    if_faster: bool,
+    over: Over,
+    raced: Sequence[Record] = (),
 ) -> bool:
     """Makes a row of table record the best of its (workload, target, mode).
 
-    With `if_faster` the present best stays unless the record is faster. Two records compare
+    Over slower ones, the present best stays unless the record is faster, or the present one's configuration is that of a
+    record in `raced`, which tells the two apart better than times of two days do. Two records compare
 
     - by time over the anchor's time if both anchors are the same machine code, so that a cool card has no advantage;
     - by time otherwise.
@@ -37,8 +50,8 @@ def set_best(
     The same record with code also replaces a present best without code. All of it is one statement, so the faster of two
     writers stays whatever their order.
 
-    The caller vouches for the row and its code: this machine signs them. A present best is compared with only if it counts
-    (`_counts`).
+    The caller vouches for the row and its code: this machine signs them. A present best that does not count is replaced in
+    any case (`_weightless`).
 
     Returns:
         Whether the record is the best now.
@@ -55,20 +68,25 @@ def set_best(
     }
     statement = database.insert(best).values(values)
     new = statement.excluded
-    compares = if_faster and _counts(database, connection, claim)
+    # As a column of the table, SQLAlchemy would let it run over all rows of `best`: it correlates nothing in ON CONFLICT.
+    present_id = sa.literal_column(f"{best.name}.{best.c.record_id.name}")
     present_anchor_ns = (
         sa.select(record.c.anchor_ns)
-        .where(record.c.id == best.c.record_id, record.c.anchor_code == row.anchor_code)
+        .where(record.c.id == present_id, record.c.anchor_code == row.anchor_code)
         .scalar_subquery()
     )
     handicap = sa.func.coalesce(row.anchor_ns / present_anchor_ns, 1.0) if row.anchor_code else 1.0
     gains_code = sa.and_(
         best.c.record_id == new.record_id, best.c.artifact_sha256.is_(None), new.artifact_sha256.is_not(None)
     )
+    is_replaced: sa.ColumnElement[bool] = sa.true() if over is Over.ANY else sa.false()
+    if over is Over.SLOWER:
+        is_faster = new.time_ns < best.c.time_ns * handicap
+        is_replaced = sa.or_(is_faster, gains_code, *map(names_candidate, raced), _weightless(connection, row))
     statement = statement.on_conflict_do_update(
         index_elements=[best.c.workload_id, best.c.target_key, best.c.mode],
         set_={column.name: new[column.name] for column in best.c if not column.primary_key},
-        where=sa.or_(new.time_ns < best.c.time_ns * handicap, gains_code) if compares else None,
+        where=is_replaced,
     )
     is_best = connection.execute(statement.returning(best.c.record_id)).scalar() is not None
     if is_best and verified:
@@ -84,8 +102,15 @@ def claim_of(row: Any, *, verified: bool | None = None, artifact_sha256: str | N
     return claims.Claim(*task, *candidate, row.time_ns, verified, artifact_sha256)
 
 
-def _counts(database: Database, connection: sa.Connection, new: claims.Claim) -> bool:
-    """Whether the present best of a task, if there is one, has to be beaten.
+def names_candidate(record: Record) -> sa.ColumnElement[bool]:
+    """Whether a row of table best is of a record's task and names its configuration."""
+    row, best = to_row(record), schema.best
+    names = ("workload_id", "target_key", "mode", "template", "template_version", "config")
+    return sa.and_(*(best.c[name] == row[name] for name in names))
+
+
+def _weightless(connection: sa.Connection, new: Any) -> sa.ColumnElement[bool]:
+    """Whether a row of table best need not be beaten by a row of table record: the present best of the task, or a later one.
 
     It counts if this machine vouches for it, or if it has no signature because this database of ours is older than
     signatures. What somebody else wrote into the row does not count, so that it cannot keep out what is measured here.
@@ -94,9 +119,11 @@ def _counts(database: Database, connection: sa.Connection, new: claims.Claim) ->
     task = (best.c.workload_id == new.workload_id, best.c.target_key == new.target_key, best.c.mode == new.mode)
     row = connection.execute(sa.select(best).where(*task)).one_or_none()
     if row is None or claims.vouches(claim_of(row), row.signature):
-        return True
+        return sa.false()
     meta = connection.execute(sa.select(schema.meta)).all()
-    return not row.signature and claims.created_here({each.key: each.value for each in meta})
+    if not row.signature and claims.created_here({each.key: each.value for each in meta}):
+        return sa.false()
+    return sa.and_(best.c.record_id == row.record_id, best.c.signature == row.signature)
 
 
 def put_profile(database: Database, connection: sa.Connection, record_id: int, profile: Profile) -> bool:

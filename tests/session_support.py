@@ -207,18 +207,24 @@ class MemoryStore:
             self.runs[record.run] = run_so_far
         return len(self.records) - 1
 
-    def promote(self, record_id: int, artifact: Artifact, *, if_faster: bool) -> bool:
+    def promote(self, record_id: int, artifact: Artifact, *, if_faster: bool = False, raced: Sequence[Record] = ()) -> bool:
         record = self.records[record_id]
         assert record.measurement.ok, "only a record that is ok can be best"
         assert artifact.code.decode() == record.config.json
         best = self.best(record.workload, record.target, record.measurement.mode)
         if if_faster and best is not None and best.measurement.time_ns <= record.measurement.time_ns:
-            return False
+            entered = any((best.template, best.config) == (each.template, each.config) for each in raced)
+            if not entered:
+                return False
         self.best_ids[record.workload.id, record.target, record.measurement.mode] = record_id
         return True
 
-    def demote(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> bool:
-        return self.best_ids.pop((workload.id, target_key, mode), None) is not None
+    def demote(self, record: Record) -> bool:
+        best = self.best(record.workload, record.target, record.measurement.mode)
+        if best is None or (best.template, best.config) != (record.template, record.config):
+            return False
+        del self.best_ids[record.workload.id, record.target, record.measurement.mode]
+        return True
 
     def best(self, workload: Workload, target_key: str, mode: str = COLD_GRAPH) -> Record | None:
         record_id = self.best_ids.get((workload.id, target_key, mode))

@@ -54,6 +54,11 @@ def measured(workload: Workload, config: Config, time_ns: float = 50_000.0, **ch
     return Record(workload=workload, target=HOST.key, measurement=measurement, **values)
 
 
+def demote(store: Store, workload: Workload) -> bool:
+    (best,) = store.bests(workload=workload)
+    return store.demote(best.record)
+
+
 @pytest.fixture(autouse=True)
 def this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEDSEARCH_STATE_DIR", str(tmp_path / "state"))
@@ -323,7 +328,7 @@ def test_code_that_turned_out_wrong_is_not_brought_back(both: Path, tmp_path: Pa
         export_jsonl(store, export, artifacts=True)
     shutil.copy(both, copy)
     with Store.open(both) as store:
-        assert store.demote(A, HOST.key)
+        assert demote(store, A)
         assert import_jsonl(store, export).bests_dropped == 1 and merge(store, [copy]).bests_dropped == 1
         assert list(store.bests(workload=A)) == []
         assert loads_stored_code(both, B)
@@ -337,7 +342,7 @@ def test_code_that_turned_out_wrong_is_not_brought_back(both: Path, tmp_path: Pa
 
 def test_code_that_is_verified_again_is_served_again(both: Path, code: dict[Workload, tuple[Config, Artifact]]) -> None:
     with Store.open(both) as store:
-        store.demote(A, HOST.key)
+        demote(store, A)
         store.promote(store.append(measured(A, code[A][0], 80_000.0, finished_at=1.9e9)), code[A][1])
     assert loads_stored_code(both, A)
 
@@ -347,7 +352,7 @@ def test_a_foreign_best_that_is_wrong_does_not_revoke_code_of_ours(both: Path, t
     shutil.copy(both, copy)
     edit(copy, "UPDATE best SET signature = ''")
     with Store.open(copy) as store:
-        store.demote(A, HOST.key)
+        demote(store, A)
     assert loads_stored_code(both, A)
 
 

@@ -297,9 +297,9 @@ def test_sources_that_cannot_be_merged(store: Store, tmp_path: Path) -> None:
 
 def test_a_deployment_file_has_the_best_and_nothing_else(store: Store, tmp_path: Path) -> None:
     for number in range(300, 400):
-        unused = store.append(record(number=number, workload=conv(k=128)))
-        store.promote(unused, artifact(b"unused" * 1000 + str(number).encode()))
-        store.demote(conv(k=128), H200)
+        unused = record(number=number, workload=conv(k=128))
+        store.promote(store.append(unused), artifact(b"unused" * 1000 + str(number).encode()))
+        store.demote(unused)
     file = tmp_path / "deploy.db"
     report = export_deploy(store, file)
     assert report == {"bests": 2, "ranges": 0, "artifacts": 1, "unsigned": 0, "size_bytes": file.stat().st_size}

@@ -103,10 +103,10 @@ def recheck(
             record_id = store.append(record)
             check = Check(best.record_id, best.record, measurement)
             replaces = not check.regressed if rebuild else not best.vouched or bool(best.row.source)
-            if isinstance(built, Built) and measurement.ok and replaces and _may_be_replaced(store, best):
-                store.promote(record_id, built.artifact)
+            if isinstance(built, Built) and measurement.ok and replaces and _is_current(best):
+                store.promote(record_id, built.artifact, if_faster=True, raced=[best.record])
             if measurement.outcome is Outcome.WRONG_ANSWER and not rebuild:
-                store.demote(best.record.workload, target.key, mode)
+                store.demote(best.record)
             yield check
     store.finish_run(run, {})
 
@@ -134,15 +134,10 @@ def build(builder: Builder, best: Best) -> Built | Measurement:
     return result
 
 
-def _may_be_replaced(store: Store, best: Best) -> bool:
-    """Whether a best is still that of its task, and what was built is what it names: this version of the template."""
+def _is_current(best: Best) -> bool:
+    """Whether what was built is what a best names: this version of the template."""
     record = best.record
-    present = next(store.bests(record.workload, record.target, mode=record.measurement.mode), None)
-    return (
-        present is not None
-        and present.record_id == best.record_id
-        and (best.row.template_version, best.row.workload_id) == (load_template(record.template).version, record.workload.id)
-    )
+    return (best.row.template_version, best.row.workload_id) == (load_template(record.template).version, record.workload.id)
 
 
 def _measure(runner: Runner, best: Best, built: Built) -> Measurement:

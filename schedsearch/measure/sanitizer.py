@@ -112,7 +112,7 @@ def _sanitize_mode(store: Store, target: Target, tool: str, mode: str, program: 
                     )
                 finding = sanitize(best.record.workload, built.artifact, target, tool, program)
                 if finding:
-                    store.demote(best.record.workload, target.key, mode)
+                    store.demote(best.record)
                 yield Sanitized(best.record_id, best.record, tool, finding)
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import AwayError, DeviceError, OperatorError, PreparationError
-from schedsearch.measurement import Anchor, Measurement, Outcome, Verdict
+from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Verdict
 from schedsearch.processes.requests import Candidate
 from schedsearch.session.builders import Builders, Token
 from schedsearch.session.journal import Entry, Journal
@@ -160,20 +160,22 @@ class FinalRaces:
         The winner is found by `race.judged`. Verification uses fresh inputs after many back-to-back launches. If every
         finalist fails it, the next fastest race instead.
         """
-        standing, entered = task.stored_best, False
+        standing, raced = task.stored_best, list[Record]()
         while not stop.requested and (contenders := task.contenders(size)):
-            entered = entered or any(finalist.is_of(standing) for finalist in contenders)
+            if standing is not None and any(finalist.is_of(standing) for finalist in contenders):
+                raced.append(standing)
             passed: list[tuple[Finalist, Entry, Built]] = []
             if entrants := self._built(task, contenders):
                 passed = self._judged(task, entrants, (yield [built for _, built in entrants]))
             if passed:
                 task.settle([(each, entry.record.measurement, entry.record.verdict) for each, entry, _ in passed])
                 _, entry, built = next(each for each in passed if each[1].record.verdict is Verdict.WON)
-                # A standing best that entered is replaced even by a slower time: all times are of the same measurement.
-                self._journal.promote(task, entry, built, if_faster=not entered)
+                raced += [each.record for _, each, _ in passed]  # another run may have promoted any of them meanwhile
+                self._journal.promote(task, entry, built, raced)
                 return
-        if entered and not stop.requested:  # and failed, as all the others did
-            self._journal.demote(task)
+        if not stop.requested:
+            for record in raced:  # the standing best failed, as all the others did
+                self._journal.demote(record)
 
     def _judged(
         self, task: TaskState, entrants: Sequence[tuple[Finalist, Built]], measurements: Sequence[Measurement]
@@ -186,8 +188,9 @@ class FinalRaces:
             entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor, verdict)
             task.seconds += measurement.run_s
             if measurement.time_ns is None:
-                if measurement.outcome is Outcome.WRONG_ANSWER and finalist.is_of(task.stored_best):
-                    self._journal.demote(task)
+                if measurement.outcome is Outcome.WRONG_ANSWER:
+                    standing = task.stored_best
+                    self._journal.demote(standing if standing is not None and finalist.is_of(standing) else entry.record)
                 task.disqualify(finalist)
             else:
                 passed.append((finalist, entry, built))

@@ -243,9 +243,9 @@ class Journal:
         )
         self._tell(lambda observer: observer.on_trial(event))
 
-    def promote(self, task: TaskState, entry: Entry, built: Built, *, if_faster: bool) -> None:
-        """Makes a valid record the store's best of its task; with `if_faster` only if no other run's best is faster."""
-        if not self._store.promote(entry.id, built.artifact, if_faster=if_faster):
+    def promote(self, task: TaskState, entry: Entry, built: Built, raced: Sequence[Record] = ()) -> None:
+        """Makes a valid record the store's best of its task, unless another is faster that was not in the same race."""
+        if not self._store.promote(entry.id, built.artifact, if_faster=True, raced=raced):
             task.stored_best = self._store.best(task.workload, task.kind, self._options.mode)
             return
         record, previous_ns = entry.record, task.stored_best_ns
@@ -253,9 +253,9 @@ class Journal:
         event = Best(task.index, task.workload, record.template, record.config, entry.time_ns, previous_ns, self.elapsed_s)
         self._tell(lambda observer: observer.on_best(event))
 
-    def demote(self, task: TaskState) -> None:
-        """Demotes the store's best of a task, because its code proved wrong."""
-        self._store.demote(task.workload, task.kind, self._options.mode)
+    def demote(self, best: Record) -> None:
+        """Demotes a best of the store, because its code proved wrong."""
+        self._store.demote(best)
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:

@@ -411,7 +411,7 @@ class Session:
         task.done(proposal, measurement, built, self._options.race_size)
         self._journal.tell_trial(task, arm, proposal.config, measurement)
         if time_ns is not None and built is not None and task.beats_stored_best(time_ns):
-            self._journal.promote(task, entry, built, if_faster=True)
+            self._journal.promote(task, entry, built)
         self._tell(task, arm, proposal.config, time_ns)
 
     def _on_duplicate(self, proposal: Proposal, time_ns: float | None) -> None:
