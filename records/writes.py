@@ -69,7 +69,7 @@ def set_best(
     statement = database.insert(best).values(values)
     new = statement.excluded
     # As a column of the table, SQLAlchemy would let it run over all rows of `best`: it correlates nothing in ON CONFLICT.
-    present_id = sa.literal_column(f"{best.name}.{best.c.record_id.name}")
+    present_id = sa.literal_column(f"{best.name}.{best.c.record_id.name}", sa.Integer)
     present_anchor_ns = (
         sa.select(record.c.anchor_ns)
         .where(record.c.id == present_id, record.c.anchor_code == row.anchor_code)
