@@ -13,14 +13,13 @@ from typing import Any
 import drawn_cases
 import hypothesis
 import pytest
-from forked_children import ForkedChildren
 from kept_compilers import KeptCompilers
 
 from schedsearch.device import open_device
 from schedsearch.device.cpu import CpuDevice
 from schedsearch.device.detect import detect
 from schedsearch.errors import DeviceError
-from schedsearch.processes import builder, process
+from schedsearch.processes import builder
 from schedsearch.runtime import ahead
 from schedsearch.target import Target
 
@@ -34,7 +33,6 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 _AVAILABLE_CORES = builder.available_cores
-_START = process._start
 
 # The machine may be busy with something else, so that drawing an example takes seconds. What fails prints how it runs again.
 hypothesis.settings.register_profile(
@@ -70,27 +68,7 @@ def _own_build_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked_children(_own_state_folder: None, _no_shipped_records: None, _own_build_cache: None) -> Iterator[None]:
-    """Children have imported the compilers when they begin, unless a test asks for `own_processes`. Where there is a GPU
-    they are started as outside of tests: a driver may not survive a fork."""
-    if _has_gpu():
-        yield
-        return
-    forked = ForkedChildren(_START)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "_start", forked)
-        yield
-    forked.close()
-
-
-@pytest.fixture
-def own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children are started as outside of tests."""
-    monkeypatch.setattr(process, "_start", _START)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _kept_compilers(_forked_children: None) -> Iterator[None]:
+def _kept_compilers(_own_state_folder: None, _no_shipped_records: None, _own_build_cache: None) -> Iterator[None]:
     """The same processes compile ahead for all tests of this worker, unless one asks for `own_compilers`. They are as many
     as this worker's share of the cores, and so are those of a tuning run."""
     cores = max(1, _AVAILABLE_CORES() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))

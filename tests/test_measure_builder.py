@@ -182,7 +182,6 @@ def test_a_compile_that_never_ends_is_killed_and_the_next_one_works() -> None:
         assert isinstance(outcome(builder, faulty.PointwiseCpu()), Built)
 
 
-@pytest.mark.usefixtures("own_processes")
 def test_a_candidate_that_aborts_the_compiler_costs_itself_only() -> None:
     """Candidates queued behind it in the same process are built elsewhere."""
     with Builder(CPU, workers=1, timeout_s=30.0) as builder:
@@ -277,7 +276,6 @@ def test_when_no_worker_can_be_started_the_error_says_why(monkeypatch: pytest.Mo
     assert "Resource temporarily unavailable" in text
 
 
-@pytest.mark.usefixtures("own_processes")
 def test_a_worker_that_ends_by_itself_before_it_is_ready_is_not_tried_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(process, "_BOOTSTRAP", "import a_module_that_is_missing  # {path} {fd} {parent}")
