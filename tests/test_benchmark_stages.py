@@ -25,7 +25,7 @@ def wrong(turn):
 
 def slow(turn):
     turn.tell({{"half_us": 2.0}})
-    time.sleep(60)
+    time.sleep(600)
 
 def dies(turn):
     os._exit(3)
@@ -47,13 +47,13 @@ def run(tmp_path: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[st
     script.write_text(textwrap.dedent(SCRIPT.format()))
     started = time.monotonic()
     command = [sys.executable, str(script), "--out", str(out), *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": str(BENCHMARKS)})
+    process = subprocess.run(command, capture_output=True, text=True, timeout=240, env={"PYTHONPATH": str(BENCHMARKS)})
     rows = json.loads(out.read_text())["rows"] if out.exists() else []
     return process, rows, time.monotonic() - started
 
 
 def test_stages_that_fail_hang_or_die_do_not_end_the_others(tmp_path: Path) -> None:
-    process, (row,), seconds = run(tmp_path, "--limit", "12")
+    process, (row,), seconds = run(tmp_path, "--limit", "20")
     assert process.returncode == 0, process.stderr
     assert (row["case"], row["batch"]) == ("a", 1)
     assert (row["fast_us"], row["half_us"], row["later_us"]) == (1.0, 2.0, 3.0)
@@ -61,7 +61,7 @@ def test_stages_that_fail_hang_or_die_do_not_end_the_others(tmp_path: Path) -> N
     assert "it is wrong" in row["wrong_failed"]
     assert row["slow_failed"].startswith("stopped after its share of ")
     assert row["dies_failed"] == "its process ended"
-    assert seconds < 12
+    assert seconds < 200, "a stage that hangs would take 600 s"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
