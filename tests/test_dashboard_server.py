@@ -229,14 +229,14 @@ def served(*files: Path) -> Iterator[int]:
         yield listening.getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         answers.close()
         listening.close()
 
 
 def events(port: int) -> Iterator[dict[str, Any]]:
     """The data of server-sent events, each with its name as `event`."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("GET", "/api/events")
     response = connection.getresponse()
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -259,7 +259,7 @@ class TestLive:
                 change = next(page)
                 assert change["event"] == "change"
                 (task,) = [path for path in change["paths"] if path.startswith("task/")]
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             connection.request("GET", f"/api/{task}")
             assert json.loads(connection.getresponse().read())["trials"]["id"][-1] == number
 
@@ -282,7 +282,7 @@ class TestLive:
 
 
 def asking(port: int, sent: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=120)
     connection.sendall(sent)
     return connection
 
@@ -295,7 +295,7 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def status(port: int, path: str = "/api/overview") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     with contextlib.closing(connection):
         connection.request("GET", path)
         return connection.getresponse().status
@@ -348,7 +348,7 @@ class TestSlowClients:
     def test_one_connection_takes_several_requests(self, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dashboard_server, "REQUEST_S", 0.3)
         with served(sample) as port:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             for _ in range(3):
                 connection.request("GET", "/api/overview")
                 assert connection.getresponse().read()
@@ -365,7 +365,7 @@ class TestSlowClients:
             assert answers == [b"HTTP/1.1 200"] * 3 + [b"HTTP/1.1 503"] * 7
             for stream in streams:
                 stream.close()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while time.monotonic() < deadline:
                 with asking(port, request) as stream:
                     if stream.recv(12) == b"HTTP/1.1 200":
@@ -413,13 +413,13 @@ class TestProcesses:
         host, _, number = address.removeprefix("http://").strip("/").partition(":")
         for _ in range(100):
             with contextlib.suppress(ConnectionRefusedError):
-                connection = http.client.HTTPConnection(host, int(number), timeout=20)
+                connection = http.client.HTTPConnection(host, int(number), timeout=120)
                 connection.request("GET", "/api/overview")
                 assert json.loads(connection.getresponse().read())["tasks"]
                 break
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
 
     def test_it_ends_when_the_process_that_it_belongs_to_is_killed(self, sample: Path, tmp_path: Path) -> None:
         code = (

@@ -64,7 +64,7 @@ def test_a_pipe_is_written_to(folder: Path) -> None:
     reader.start()
     with new_file(folder / "pipe") as file:
         file.write(b"new")
-    reader.join(10)
+    reader.join(120)
     assert read == ["new"] and (folder / "pipe").is_fifo()
 
 

@@ -361,7 +361,7 @@ class TestFiles:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == code and "Traceback" not in errors
         assert len(workers) == 3, "two that search, and the keeper that ends what they leave behind"
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while any(alive(worker) for worker in workers) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(alive(worker) for worker in workers)

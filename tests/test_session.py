@@ -457,7 +457,7 @@ class TestInterruption:
         results: list[RunSummary] = []
         thread = threading.Thread(target=lambda: results.append(World().tune(trials=10)))
         thread.start()
-        thread.join(20)
+        thread.join(240)
         assert results[0].tasks[0].trials == 10
 
 

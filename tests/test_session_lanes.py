@@ -116,7 +116,7 @@ def test_devices_share_even_one_task() -> None:
 
 
 def test_measurements_go_on_at_the_same_time_and_so_do_races() -> None:
-    meeting = threading.Barrier(2, timeout=20)
+    meeting = threading.Barrier(2, timeout=120)
 
     class Meets(Card):
         met = 0
