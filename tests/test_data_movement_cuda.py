@@ -310,7 +310,10 @@ def spilled(workload: Workload) -> int:
     return compile_source(CUDA.kernel(workload, H200, config), H200).resources.spill_bytes
 
 
-@pytest.mark.parametrize(("dtype", "stride"), [("float16", 2), ("int8", 4), ("int8", 16)])
+@pytest.mark.parametrize(
+    ("dtype", "stride"),
+    [pytest.param("float16", 2, marks=pytest.mark.long), ("int8", 4), pytest.param("int8", 16, marks=pytest.mark.long)],
+)
 def test_defaults_of_slices_with_gaps_build(dtype: str, stride: int) -> None:
     """Collecting elements with gaps took more registers than the blocks of a multiprocessor had."""
     shape = (256, 1024, 512)
