@@ -44,7 +44,7 @@ REFUSED: Mapping[str, str] = {
     "MaxPool": "the places of the largest pixels",
     **dict.fromkeys(REDUCTIONS, "array without elements|axes that are computed"),
     "ReduceMean": "axes that are computed",
-    "DFT": "inverse of one half|is computed",
+    "DFT": "is computed",
     "GridSample": "is (bi)?cubic",
     "Resize": "has align_corners and scales",
     "ScatterElements": "reduction 'mul' is not possible",

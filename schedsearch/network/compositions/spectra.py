@@ -30,6 +30,22 @@ def _table(length: int, bins: int, parts: int, *, inverse: bool = False) -> Arra
     return found / length if inverse else found
 
 
+def _table_of_half(length: int) -> Array:
+    """(bin, part, number, 1): what a part of a bin of one half of a spectrum adds to a number of the real signal.
+
+    Each bin stands for its conjugate in the other half, too, but for the first and, of an even length, the last one. The
+    imaginary parts of these two count for nothing.
+    """
+    bins = length // 2 + 1
+    counted = np.full(bins, 2.0)
+    counted[0] = 1
+    if length % 2 == 0:
+        counted[-1] = 1
+    turns = np.outer(np.arange(bins), np.arange(length)) % length / length
+    parts = np.stack([np.cos(2 * np.pi * turns), np.where(counted[:, None] == 1, 0, -np.sin(2 * np.pi * turns))], 1)
+    return (parts * counted[:, None, None] / length)[..., None]
+
+
 def _problem(x: ir.Value, length: int, bins: int) -> str | None:
     shape = shape_of(x)
     if dtype_of(x) not in FLOATS:
@@ -59,23 +75,27 @@ def _dft(c: Composition) -> str | None:
     if axis is None or not -rank <= axis < rank or axis % rank == rank - 1:
         return "has an axis that is computed or is the last one; allowed: a constant, another axis"
     axis %= rank
-    length = _number(c, 1, shape[axis])
+    inverse, onesided = bool(read.get_int("inverse", 0)), bool(read.get_int("onesided", 0))
+    of_half = inverse and onesided
+    length = _number(c, 1, 2 * (shape[axis] - 1) if of_half else shape[axis])
     if length is None:
         return "has a length that is computed; allowed: a constant"
-    inverse, onesided = bool(read.get_int("inverse", 0)), bool(read.get_int("onesided", 0))
-    if inverse and onesided:
-        return "is the inverse of one half of a spectrum; allowed: of a whole one"
-    bins = length // 2 + 1 if onesided else length
+    if of_half and shape[-1] != 2:
+        return f"is the inverse of one half of a spectrum of {shape}; allowed: an array whose last extent is 2"
+    half = length // 2 + 1
+    bins = half if onesided and not inverse else length
     if problem := _problem(x, length, bins):
         return problem
-    used = min(length, shape[axis])  # others are zeros, or cut off
+    used = min(half if of_half else length, shape[axis])  # others are zeros, or cut off
     x = c.slice(x, axis, 0, used)
     order = [*(each for each in range(rank - 1) if each != axis), axis, rank - 1]
     x = c.transpose(x, order)
     outer, parts = shape_of(x)[:-2], shape[-1]
-    table = _table(length, bins, parts, inverse=inverse)[:used].reshape(used * parts, bins * 2)
+    table = _table_of_half(length) if of_half else _table(length, bins, parts, inverse=inverse)
+    made = table.shape[-1]
+    table = table[:used].reshape(used * parts, bins * made)
     rows = c.reshape(x, [math.prod(outer), used * parts])
-    y = c.reshape(c.matmul(rows, c.constant(table, x)), [*outer, bins, 2])
+    y = c.reshape(c.matmul(rows, c.constant(table, x)), [*outer, bins, made])
     c.finish(c.transpose(y, [order.index(each) for each in range(rank)]))
     return None
 
