@@ -53,12 +53,13 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 test: $(DEV_STAMP) ## install, and run the tests that need no GPU and do not take long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser and not site and not postgres and not fleet"
 
-# test-long and test-targets run half of their cases, others for each commit. DRAW=0eec815 takes those of a commit, SHARE_OF_DRAWN=1 all.
+# test-long, test-targets and the random cases of test-integrations run half of their cases, others for each commit. DRAW=0eec815
+# takes those of a commit, SHARE_OF_DRAWN=1 all.
 SHARE_OF_DRAWN ?= 0.5
 DRAW ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 test-long: $(DEV_STAMP) ## compile samples of every template's space, and everything else that takes long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "long and not gpu and not integrations" \
-		--long-share $(SHARE_OF_DRAWN) --draw $(DRAW)
+		--drawn-share $(SHARE_OF_DRAWN) --draw $(DRAW)
 
 test-faults: $(DEV_STAMP) ## kill, stop and starve tuning runs about once in each way (`make faults` does it as often as you like)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) -m faults
@@ -97,10 +98,12 @@ test-mlir: ## install numba-cuda-mlir and no numba-cuda, and compile kernels of 
 	OMP_NUM_THREADS=1 $(MLIR_VENV)/bin/pytest tests/test_conv2d_tcgen05.py -k compiles
 
 # This target has its own environment, so that the dependencies of PyTorch and Kernel Tuner do not affect the other tests.
+# Notebooks are one group: two kernels of Jupyter that start at once may choose the same ports.
 test-integrations: ## install PyTorch, Kernel Tuner, ONNX Runtime and nbclient beside it, and run the tests that need them but no GPU
 	$(MAKE) $(INTEGRATIONS_VENV)/.installed-integrations VENV=$(INTEGRATIONS_VENV)
 	$(INTEGRATIONS_VENV)/bin/python -c "import kernel_tuner, torch"
-	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/pytest -m "integrations and not gpu"
+	OMP_NUM_THREADS=1 $(INTEGRATIONS_VENV)/bin/pytest -n $(PYTEST_WORKERS) --dist loadgroup -m "integrations and not gpu" \
+		--drawn-share $(SHARE_OF_DRAWN) --draw $(DRAW)
 
 # Tests that lock the GPU are one group, so that they do not wait for one another until they time out. Kernels take seconds to
 # compile: a share of the random cases runs, and some of the templates that could compute a recorded case. SHARE=1: all.

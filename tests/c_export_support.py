@@ -178,7 +178,7 @@ def run_operator(torch: Any, folder: Path, name: str, device: str, shapes: Itera
     subprocess.run([*command, *linked, "-ldl"], check=True)
     words = [",".join(map(str, shape)) for shape in shapes]
     call = [program, folder / "libschedsearch_torch.so", f"schedsearch_c::{name}", device, *words]
-    done = subprocess.run(call, capture_output=True, text=True, env={**os.environ, **variables}, timeout=120)
+    done = subprocess.run(call, capture_output=True, text=True, env={**os.environ, **variables}, timeout=800)
     assert done.returncode == 0, done.stderr
     return [int(extent) for extent in done.stdout.split()]
 
@@ -187,6 +187,6 @@ def run_script(name: str, driver: Path, *arguments: str | Path, **environment: s
     """Runs a script of this folder on the fake driver; its standard output is JSON."""
     inherited = {**child_environment(), "LD_LIBRARY_PATH": str(driver), **environment}
     command = [sys.executable, str(TESTS / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **inherited}, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **inherited}, timeout=800)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

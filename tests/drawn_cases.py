@@ -1,8 +1,8 @@
 """Which cases of a run are drawn, and which files a run need not import. `conftest.py` registers the options.
 
-Two kinds of tests have more cases than one run has time for: those marked `many` on a GPU, and those marked `long`. A run
-takes a share of each test's cases, one at least. Those on a GPU are the same in each run. Those of long tests depend on
---draw, which `make test-long` takes from the commit, so that all cases run in the course of time.
+Two kinds of tests have more cases than one run has time for: those marked `many` on a GPU, and those marked `long` or
+`drawn`. A run takes a share of each test's cases, one at least. Those on a GPU are the same in each run. The others depend
+on --draw, which the Makefile takes from the commit, so that all cases run in the course of time.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def add_options(parser: pytest.Parser) -> None:
         help="the share of the many cases on a GPU that runs, 0 to 1 (default 0.1); compiling all takes hours of a core",
     )
     parser.addoption(
-        "--long-share",
+        "--drawn-share",
         type=float,
         default=1.0,
         metavar="S",
-        help="the share of the cases of each long test that runs, 0 to 1 (default 1)",
+        help="the share of the cases of each test marked long or drawn that runs, 0 to 1 (default 1)",
     )
-    parser.addoption("--draw", default="0", metavar="TEXT", help="decides which cases --long-share takes (default 0)")
+    parser.addoption("--draw", default="0", metavar="TEXT", help="decides which cases --drawn-share takes (default 0)")
 
 
 def report(config: pytest.Config) -> str | None:
     """The line that says how the same cases run again."""
-    share, draw = config.getoption("--long-share"), config.getoption("--draw")
-    return f"long tests: {share:g} of the cases, those of --long-share={share:g} --draw={draw}" if share < 1 else None
+    share, draw = config.getoption("--drawn-share"), config.getoption("--draw")
+    return f"{share:g} of the cases of long tests, those of --drawn-share={share:g} --draw={draw}" if share < 1 else None
 
 
 def left_out(cases: Sequence[Any], share: float, draw: str) -> list[Any]:
@@ -64,7 +64,8 @@ def some_of(choices: Sequence[Any], share: float, number: int) -> list[Any]:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps what this run draws of the cases of `many` and `long` tests. All stay if the command line names a case.
+    """Keeps what this run draws of the cases of tests marked `many`, `long` or `drawn`. All stay if the command line names a
+    case.
 
     With `many(each="stages")` the share is one of the cases with each value of the parameter `stages`. The candidates that
     the contract of templates compiles are cases of one test: `make test-targets` compiles a kernel of each template, too.
@@ -74,7 +75,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     out = set[pytest.Item]()
     draws: list[tuple[str, float, str]] = [
         ("many", config.getoption("--gpu-share"), ""),
-        ("long", config.getoption("--long-share"), config.getoption("--draw")),
+        *((mark, config.getoption("--drawn-share"), config.getoption("--draw")) for mark in ("long", "drawn")),
     ]
     for mark, share, draw in draws:
         if share >= 1:

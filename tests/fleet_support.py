@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-_STARTS_S = 60.0
+_STARTS_S = 300.0
 
 
 def free_port() -> int:

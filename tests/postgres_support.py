@@ -63,7 +63,7 @@ class Server:
         log = self._folder / "commands.log"
         with log.open("ab") as output:  # a server that was started would hold a pipe open
             try:
-                done = subprocess.run(command, stdout=output, stderr=output, cwd="/", timeout=120, check=False, **self._as)
+                done = subprocess.run(command, stdout=output, stderr=output, cwd="/", timeout=600, check=False, **self._as)
             except OSError as error:
                 raise Unavailable(f"PostgreSQL's {program} cannot be started: {error}") from error
         if check and done.returncode:
@@ -71,11 +71,11 @@ class Server:
 
     def start(self) -> None:
         log = self._folder / "server.log"
-        self._run("pg_ctl", "start", "-D", self._data, "-w", "-l", log, "-o", f"-k {self._folder} {_SETTINGS}")
+        self._run("pg_ctl", "start", "-D", self._data, "-w", "-t", "500", "-l", log, "-o", f"-k {self._folder} {_SETTINGS}")
 
     def stop(self, mode: str = "fast", *, check: bool = True) -> None:
         """`immediate` is as if the power failed."""
-        self._run("pg_ctl", "stop", "-D", self._data, "-w", "-m", mode, check=check)
+        self._run("pg_ctl", "stop", "-D", self._data, "-w", "-t", "500", "-m", mode, check=check)
 
     def url(self, database: str, user: str = USER) -> str:
         return f"postgresql://{user}@/{database}?host={quote(str(self._folder), safe='')}"

@@ -25,7 +25,7 @@ CALLS = {
     "the least": ["-m", "gpu", FILE, "--gpu-share", "0"],
     "named": ["-m", "gpu", f"{TEST}[relu-bfloat16-float32-k5]"],
     "long": ["-m", "long", LONG],
-    **{f"half of long, {draw}": ["-m", "long", LONG, "--long-share", "0.5", "--draw", draw] for draw in ("3f2a", "77be")},
+    **{f"half of long, {draw}": ["-m", "long", LONG, "--drawn-share", "0.5", "--draw", draw] for draw in ("3f2a", "77be")},
 }
 PROGRAM = """
 import json, sys
@@ -76,13 +76,13 @@ def test_a_draw_takes_a_share_of_the_cases_of_each_long_test_and_is_named(printe
 
 
 def test_the_same_cases_run_again_by_what_the_report_says() -> None:
-    options = {"--long-share": 0.5, "--draw": "3f2a"}
+    options = {"--drawn-share": 0.5, "--draw": "3f2a"}
     config: Any = SimpleNamespace(getoption=options.__getitem__)
-    assert "--long-share=0.5 --draw=3f2a" in str(drawn_cases.report(config))
+    assert "--drawn-share=0.5 --draw=3f2a" in str(drawn_cases.report(config))
     cases = list(range(30))
     assert len(first := drawn_cases.left_out(cases, 0.5, "3f2a")) == 15
     assert first == drawn_cases.left_out(cases, 0.5, "3f2a") != drawn_cases.left_out(cases, 0.5, "77be")
-    options["--long-share"] = 1.0
+    options["--drawn-share"] = 1.0
     assert drawn_cases.report(config) is None
 
 

@@ -103,7 +103,7 @@ class Case:
             lines = "".join(f"{json.dumps([n, each])}\n" for n, each in enumerate(programs) if n >= len(found))
             done = subprocess.run(
                 [sys.executable, "-c", RUNNER, self.path, self.kind, folder / "calls.npz"],
-                input=lines, capture_output=True, text=True, env=child_environment(), timeout=500,
+                input=lines, capture_output=True, text=True, env=child_environment(), timeout=800,
             )  # fmt: skip
             answers = [line.split() for line in done.stdout.splitlines()]
             found += [words[1] if len(words) > 1 else "ended" for words in answers]

@@ -20,7 +20,7 @@ def said(command: str, folder: Path) -> str:
     environment = {**os.environ, "TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
     done = subprocess.run(
         [sys.executable, "-m", "schedsearch", *shlex.split(command)[1:]],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=240,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode in (0, 1, 2, 4, 6), done.stderr
     return done.stdout + done.stderr

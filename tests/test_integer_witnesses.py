@@ -216,6 +216,7 @@ def fbgemm(torch: Any) -> Iterator[Any]:
     torch.backends.quantized.engine = before
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("exact_scales", [True, False], ids=["scales are powers of two", "any scales"])
 @pytest.mark.parametrize("seed", range(20))
 def test_requantised_sums_are_those_of_pytorch(fbgemm: Any, seed: int, exact_scales: bool) -> None:

@@ -135,6 +135,7 @@ def random_layer(number: int) -> Layer:
 
 
 @pytest.mark.integrations
+@pytest.mark.drawn
 @pytest.mark.parametrize("number", range(30))
 def test_random_nodes_are_those_of_onnx_runtime(number: int) -> None:
     layer = random_layer(number)

@@ -26,13 +26,14 @@ def test_its_links_lead_somewhere() -> None:
 
 
 @pytest.mark.integrations
+@pytest.mark.xdist_group("notebooks")
 def test_it_runs_from_its_first_to_its_last_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # of `!schedsearch`
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = {cell["id"]: "".join(output.get("text", "") for output in cell.get("outputs", ())) for cell in notebook.cells}
     assert any("times as fast as the author's choice" in text for text in said.values())
     assert any("moving_mean" in text and "own_kernel_cpu" in text for text in said.values())

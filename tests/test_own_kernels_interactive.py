@@ -39,16 +39,17 @@ def test_a_kernel_that_is_typed_into_a_repl_is_tuned_and_called(tmp_path: Path) 
     typed = "\n".join(CELLS)
     done = subprocess.run(
         [sys.executable, "-i", "-q"], input=typed, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=240,
+        capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert PRINTED in done.stdout, done.stderr
 
 
 @pytest.mark.integrations
+@pytest.mark.xdist_group("notebooks")
 def test_a_kernel_of_a_notebook_is_tuned_and_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(tmp_path)}}).execute()
     texts: list[Any] = [output.get("text", "") for output in notebook.cells[-1].outputs]
     assert PRINTED in "".join(texts)

@@ -27,6 +27,7 @@ def test_a_network_computes_what_its_random_graph_does(start: int) -> None:
 
 
 @pytest.mark.integrations
+@pytest.mark.drawn
 @pytest.mark.parametrize("start", range(1000, 1200, 50))
 def test_networks_compute_what_onnx_runtime_does(start: int) -> None:
     pytest.importorskip("onnxruntime")

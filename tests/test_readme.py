@@ -64,7 +64,7 @@ def save_model(path: Path, batch: int | str = 1, c: int = 8, size: int = 14) -> 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_every_block_runs_as_it_stands(tmp_path: Path) -> None:
     if shutil.which("make") is None or shutil.which("bash") is None:
         pytest.skip("needs make and bash")
@@ -81,7 +81,7 @@ def test_every_block_runs_as_it_stands(tmp_path: Path) -> None:
         program.write_text(block, encoding="utf-8")
         command = [sys.executable] if language == "python" else ["bash", "-e"]
         done = subprocess.run(
-            [*command, program.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+            [*command, program.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}"
         said.append(done.stdout)

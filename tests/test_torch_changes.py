@@ -233,6 +233,7 @@ def test_one_change(optimize: Any, ran: list[str], name: str, called: bool) -> N
 
 
 @pytest.mark.filterwarnings("ignore:a call of the optimized")
+@pytest.mark.drawn
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", MODELS)
 def test_changes_in_any_order(optimize: Any, name: str, seed: int) -> None:  # noqa: F811

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-READY_MS = 30_000  # for a machine that is busy with something else
+READY_MS = 120_000  # for a machine that is busy with something else
 CHROMIUM_FLAGS = (
     "--no-sandbox",  # containers lack the rights for the sandbox; the pages are our own
     "--disable-gpu",
@@ -49,7 +49,9 @@ def running_chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium_path(), headless=True, args=list(CHROMIUM_FLAGS))
+        browser = driver.chromium.launch(
+            executable_path=chromium_path(), headless=True, args=list(CHROMIUM_FLAGS), timeout=READY_MS
+        )
         yield browser
         browser.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser_support import REPLAY, Watched, chromium_path, running_chromium, served, write_report
+from browser_support import READY_MS, REPLAY, Watched, chromium_path, running_chromium, served, write_report
 from dashboard_support import hostile_database, sample_database
 
 
@@ -41,6 +41,7 @@ def watch(chromium: Any) -> Iterator[Callable[..., Watched]]:
         context = chromium.new_context(
             viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce", timezone_id="UTC"
         )
+        context.set_default_timeout(READY_MS)
         contexts.append(context)
         return Watched(context.new_page(), root)
 

@@ -65,7 +65,7 @@ def test_every_chart_has_a_table_of_its_numbers(roots, watch):
             charts += 1
             assert figure.locator(".plot").get_attribute("aria-label").endswith("."), name
             figure.locator("summary").first.click()
-            figure.locator("tbody tr").first.wait_for(timeout=5000)
+            figure.locator("tbody tr").first.wait_for()
     assert charts >= 11
 
 

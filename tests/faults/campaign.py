@@ -176,7 +176,7 @@ class Campaign:
     def _collect(self) -> None:
         for job in list(self._running):
             ended = job.process.poll()
-            if ended is None and time.monotonic() - job.process.began > job.tally.scenario.limit_s:
+            if ended is None and time.monotonic() - job.process.began > job.tally.scenario.limit_s * lab.patience():
                 ended = job.process.kill()
             if ended is not None:
                 self._running.remove(job)
@@ -190,7 +190,7 @@ class Campaign:
             failures += [(seed, text) for seed, text in result["failures"]]
             tally.facts += result["facts"]
         except (OSError, ValueError):
-            how = f"hung: not done within {tally.scenario.limit_s:g} s" if ended.status is None else "died"
+            how = f"hung: not done after {ended.seconds:.0f} s" if ended.status is None else "died"
             failures.append((job.seeds[0], f"the batch {how} (status {ended.status})\n{ended.err[-_TEXT_CHARS:]}"))
         if ended.peak_bytes > lab.PEAK_LIMIT_BYTES:
             failures.append((job.seeds[0], f"a process had {ended.peak_bytes >> 20} MiB"))

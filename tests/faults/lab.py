@@ -67,6 +67,11 @@ def peak_bytes(pid: int) -> int:
     return 0
 
 
+def patience() -> float:
+    """By how much limits of wall time are longer than on an idle machine: the processes that share a core, one at least."""
+    return max(1.0, max(os.getloadavg()[:2]) / len(os.sched_getaffinity(0)))
+
+
 @dataclass
 class Ended:
     """How a process ended.
@@ -109,9 +114,9 @@ class Process:
         return self.ended
 
     def wait(self, limit_s: float) -> Ended:
-        """Waits for the end, and kills it with its descendants after `limit_s`."""
+        """Waits for the end, and kills it with its descendants after `limit_s`, or later on a busy machine."""
         while self.poll() is None:
-            if time.monotonic() - self.began > limit_s:
+            if time.monotonic() - self.began > limit_s * patience():
                 return self.kill()
             time.sleep(0.02)
         assert self.ended is not None
@@ -171,7 +176,7 @@ def start(function: Callable[[], object], folder: Path, name: str = "run") -> Pr
 
 def reap(within_s: float = 5.0) -> list[str]:
     """Waits for the orphans that this process adopted; kills those that stay longer and returns their commands."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + within_s * patience()
     while True:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -46,7 +46,7 @@ def _impatient() -> None:
         (builder, "_START_S", 15.0), (builder, "_BEGIN_S", 5.0), (runner, "_START_S", 15.0), (runner, "_PREPARE_S", 8.0)
     ):  # fmt: skip
         assert hasattr(module, name)
-        setattr(module, name, seconds)
+        setattr(module, name, seconds * lab.patience())
 
 
 def _children_struck(

@@ -38,7 +38,7 @@ class Plan:
     Attributes:
         configs: values of the knob `fault` with the numbers that each is tried with: below `HEALTHY_NUMBERS` for `none`,
             which is right, from there on for faults.
-        target, build_timeout_s, run_timeout_s: as in a workload file.
+        target, build_timeout_s, run_timeout_s: as in a workload file, for an idle machine.
         arguments: further options of `schedsearch tune`.
     """
 
@@ -56,14 +56,15 @@ class Plan:
 
     def workload_file(self) -> str:
         numbers = sorted({number for each in self.configs.values() for number in each})
+        patience = lab.patience()
         document = {
             "target": self.target,
             "tuner": {"name": "grid"},
             "budget": {"trials": sum(self.wanted.values())},
             "measure": {
                 "workers": self.workers,
-                "build_timeout": f"{self.build_timeout_s:g}s",
-                "timeout": f"{self.run_timeout_s:g}s",
+                "build_timeout": f"{self.build_timeout_s * patience:.1f}s",
+                "timeout": f"{self.run_timeout_s * patience:.1f}s",
             },
             "tasks": [
                 {

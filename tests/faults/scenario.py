@@ -28,7 +28,8 @@ class Scenario:
             of a unit sum to 1.
         batch: how many tries share one process. A process costs a few milliseconds, a tuning run one or two seconds.
         short: how many tries `make test` makes.
-        limit_s: wall seconds of a batch, after which it counts as a hang; its runs have limits of their own.
+        limit_s: wall seconds of a batch on an idle machine, after which it counts as a hang; its runs have limits of their
+            own.
     """
 
     name: str

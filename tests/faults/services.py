@@ -26,7 +26,7 @@ def _dashboard(batch: Batch) -> tuple[lab.Process, int, str]:
         console.run()
 
     process, told = lab.start(serve, batch.folder, "dashboard"), batch.folder / "dashboard.err"
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 60.0 * lab.patience()
     while time.monotonic() < deadline:
         process.poll()
         said = told.read_text(errors="replace") if told.exists() else ""
@@ -38,7 +38,7 @@ def _dashboard(batch: Batch) -> tuple[lab.Process, int, str]:
 
 def _status(port: int, token: str) -> int | str:
     """The status of the answer to a whole request, or what went wrong."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10.0)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10.0 * lab.patience())) as connection:
         try:
             connection.request("GET", "/api/overview", headers={"Authorization": f"Bearer {token}"})
             return connection.getresponse().status
@@ -48,7 +48,7 @@ def _status(port: int, token: str) -> int | str:
 
 def _half(port: int, rng: random.Random) -> Any:
     """A connection with the beginning of a request, some of which go on with one byte after the other."""
-    connected = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+    connected = socket.create_connection(("127.0.0.1", port), timeout=10.0 * lab.patience())
     connected.sendall(_HEAD[: rng.randrange(0, len(_HEAD))])
     return connected
 
@@ -61,7 +61,7 @@ def _half_requests(batch: Batch) -> None:
             before = _status(port, token)
             connections = [held.enter_context(_half(port, rng)) for _ in range(rng.choice((50, 300, 500)))]
             slow = rng.random() < 0.5
-            deadline, last = time.monotonic() + _HEADS_S + 5.0, before
+            deadline, last = time.monotonic() + (_HEADS_S + 5.0) * lab.patience(), before
             while (last := _status(port, token)) != 200 and time.monotonic() < deadline:
                 for connected in connections if slow else ():
                     with contextlib.suppress(OSError):

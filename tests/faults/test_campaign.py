@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(3000)  # batches that hang are ended, and told, long before
 @pytest.mark.parametrize(
     "groups",
     [
@@ -68,3 +70,22 @@ sys.exit(command.main(sys.argv[1:]))
     assert (fails["tries"], fails["held"]) == (4, 2) and [each["seed"] for each in fails["failures"]] == [11, 13]
     assert (dies["tries"], dies["held"]) == (4, 0) and "died" in dies["failures"][0]["text"]
     assert leaves["held"] == 0 and "sleep 600" in leaves["failures"][0]["text"]
+
+
+@pytest.mark.faults
+def test_limits_of_time_are_longer_where_processes_share_cores() -> None:
+    """The process that sleeps needs 2 s and has 1: it is killed where it is alone, and ends by itself among 20 to a core."""
+    script = """
+import os, sys, tempfile, time
+from pathlib import Path
+from tests.faults import lab
+
+cores = len(os.sched_getaffinity(0))
+for each in (0.5, 20.0):
+    os.getloadavg = lambda: (each * cores, each * cores / 2, 0.0)
+    ended = lab.start(lambda: time.sleep(2.0), Path(tempfile.mkdtemp(dir=sys.argv[1])), "sleep").wait(1.0)
+    print(lab.patience(), ended.status)
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        ran = subprocess.run([sys.executable, "-c", script, folder], cwd=ROOT, capture_output=True, text=True)
+    assert ran.stdout == "1.0 None\n20.0 0\n", ran.stderr

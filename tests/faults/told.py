@@ -16,7 +16,7 @@ def command(
 
     Args:
         folder: takes what it writes to standard output and error.
-        limit_s: wall seconds, after which it is killed.
+        limit_s: wall seconds on an idle machine, after which it is killed.
         prepare: called in the process before the command begins.
     """
 
