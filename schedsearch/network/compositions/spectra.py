@@ -43,7 +43,8 @@ def _table_of_half(length: int) -> Array:
         counted[-1] = 1
     turns = np.outer(np.arange(bins), np.arange(length)) % length / length
     parts = np.stack([np.cos(2 * np.pi * turns), np.where(counted[:, None] == 1, 0, -np.sin(2 * np.pi * turns))], 1)
-    return (parts * counted[:, None, None] / length)[..., None]
+    found: Array = (parts * counted[:, None, None] / length)[..., None]
+    return found
 
 
 def _problem(x: ir.Value, length: int, bins: int) -> str | None:
