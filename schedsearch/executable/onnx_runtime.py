@@ -167,8 +167,34 @@ class BoundOnnxModel:
         bind = self._binding.bind_output if name in self._model.call.outputs else self._binding.bind_input
         bind(port.name, kind, ordinal, _element_type(port), port.shape, address)
 
+    def _other_shape(self) -> str:
+        """Which output has another shape than the network was built with, by a run that makes the outputs; empty if none."""
+        model, binding = self._model, self._model.session.io_binding()
+        kind = "cuda" if model.provider == _GPU_PROVIDER else "cpu"
+        made = [name for name in model.call.buffers if name in model.call.outputs]
+        for name in model.call.buffers:
+            port, ordinal = self._ports[name], model.device.target.ordinal if kind == "cuda" else 0
+            address = self._host[name].ctypes.data if name in self._host else self._addresses[name]
+            if name in made:
+                binding.bind_output(port.name, "cpu")
+            else:
+                binding.bind_input(port.name, kind, ordinal, _element_type(port), port.shape, address)
+        try:
+            model.session.run_with_iobinding(binding)
+        except Exception:  # the cause is another one
+            return ""
+        for name, value in zip(made, binding.get_outputs()):
+            wanted, found = list(self._ports[name].shape), list(value.shape())
+            if wanted != found:
+                return (
+                    f": {self._ports[name].name!r} has shape {found} in this call, and {wanted} in the network, as the "
+                    "model declares it or as it was in two runs of the build. Correct the shape in the model, or give inputs "
+                    "for which it holds"
+                )
+        return ""
+
     def launch(self, stream: int = 0) -> None:
-        """Raises DeviceError if ONNX Runtime fails."""
+        """Raises DeviceError if ONNX Runtime fails, or makes an array of another shape than the network has."""
         model = self._model
         model.device.wait(stream)
         outputs = model.call.outputs
@@ -178,7 +204,8 @@ class BoundOnnxModel:
         try:
             model.session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's errors have no common base
-            raise DeviceError(f"ONNX Runtime failed in {model.call.name} ({model.call.label}): {error}") from error
+            reason = self._other_shape() or f": {error}"
+            raise DeviceError(f"ONNX Runtime failed in {model.call.name} ({model.call.label}){reason}") from error
         for name, array in self._host.items():
             if name in outputs:
                 model.device.copy_in(self._addresses[name], array.data)
