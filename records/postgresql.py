@@ -144,9 +144,10 @@ class PostgresDatabase:
             )
         if isinstance(error, pg.InsufficientPrivilege):
             return DatabaseError(
-                f"no permission on {self.name} ({_text(error)}); to make the tables: GRANT CREATE ON DATABASE ... TO you; "
-                f"to use those of another user, that one runs: GRANT USAGE ON SCHEMA {SCHEMA} TO you; GRANT SELECT, INSERT, "
-                f"UPDATE, DELETE ON ALL TABLES IN SCHEMA {SCHEMA} TO you"
+                f"no permission on {self.name} ({error.diag.message_primary or _text(error)}); to make the tables: "
+                "GRANT CREATE ON DATABASE ... TO you; to use those of another user, that one runs: "
+                f"GRANT USAGE ON SCHEMA {SCHEMA} TO you; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {SCHEMA} "
+                "TO you (SELECT alone to read)"
             )
         if isinstance(error, pg.DiskFull):
             return DatabaseError(

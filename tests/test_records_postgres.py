@@ -416,6 +416,7 @@ def test_no_permission(server: Server, url: str) -> None:
         with Store.open(url) as store:
             store.append(record())
         assert "GRANT USAGE ON SCHEMA schedsearch" in refusal(theirs)
+        assert "(SELECT alone to read)" in refusal(theirs) and "LINE 1" not in refusal(theirs)
         grants = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA schedsearch"
         server.execute("GRANT USAGE ON SCHEMA schedsearch TO stranger", f"GRANT {grants} TO stranger", database=name_of(url))
         with Store.open(theirs) as store:
