@@ -188,8 +188,8 @@ class BoundOnnxModel:
             if wanted != found:
                 return (
                     f": {self._ports[name].name!r} has shape {found} in this call, and {wanted} in the network, as the "
-                    "model declares it or as it was in two runs of the build. Correct the shape in the model, or give inputs "
-                    "for which it holds"
+                    "model declares it or as it was in two runs of the build. Correct the shape in the model, or give "
+                    "inputs for which it holds"
                 )
         return ""
 
