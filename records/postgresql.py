@@ -146,8 +146,8 @@ class PostgresDatabase:
             return DatabaseError(
                 f"no permission on {self.name} ({error.diag.message_primary or _text(error)}); to make the tables: "
                 "GRANT CREATE ON DATABASE ... TO you; to use those of another user, that one runs: "
-                f"GRANT USAGE ON SCHEMA {SCHEMA} TO you; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {SCHEMA} "
-                "TO you (SELECT alone to read)"
+                f"GRANT USAGE ON SCHEMA {SCHEMA} TO you; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA "
+                f"{SCHEMA} TO you (SELECT alone to read)"
             )
         if isinstance(error, pg.DiskFull):
             return DatabaseError(
