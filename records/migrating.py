@@ -21,8 +21,8 @@ def version_of(found: Mapping[str, str], name: str, *, create: bool) -> int:
     """
     if not found and not create:
         raise DatabaseError(
-            f"{name} is a database without tables: nothing was recorded in it yet, or the disk was full when it was made; let "
-            "schedsearch tune or records import fill it, or delete it"
+            f"{name} is a database without tables: nothing was recorded in it yet, or the disk was full when it was made; "
+            "let schedsearch tune or records import fill it, or delete it"
         )
     if found.get("kind", "store") != "store":
         raise DatabaseError(
