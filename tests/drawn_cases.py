@@ -67,8 +67,9 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps what this run draws of the cases of tests marked `many`, `long` or `drawn`. All stay if the command line names a
     case.
 
-    With `many(each="stages")` the share is one of the cases with each value of the parameter `stages`. The candidates that
-    the contract of templates compiles are cases of one test: `make test-targets` compiles a kernel of each template, too.
+    Tests marked `long(of="detectors")` are cases of one test in any file. With `many(each="stages")` the share
+    is one of the cases with each value of the parameter `stages`. The candidates that the contract of templates compiles are
+    cases of one test: `make test-targets` compiles a kernel of each template, too.
     """
     if any("[" in argument for argument in config.args):
         return
@@ -83,7 +84,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         cases = dict[str, list[pytest.Item]]()
         for item in items:
             if found := item.get_closest_marker(mark):
-                name = item.nodeid.split("[")[0] if not item.nodeid.endswith(COMPILES) else COMPILES
+                name = COMPILES if item.nodeid.endswith(COMPILES) else item.nodeid.split("[")[0]
+                name = found.kwargs.get("of", name)
                 of = str(item.callspec.params[found.kwargs["each"]]) if "each" in found.kwargs else ""  # type: ignore[attr-defined]
                 cases.setdefault(f"{name} {of}", []).append(item)
         for name, each in cases.items():

@@ -31,7 +31,7 @@ def code(program: Any) -> Any:
     return kernels, sizes
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_a_detector_runs_in_every_way_with_one_wait_for_each_data_dependent_segment(benchmark: Any) -> None:
     shape, device = benchmark.SHAPES["tiny"], open_device(detect("cpu"))
     ways = benchmark.Ways(shape, device, code, lambda array: array)

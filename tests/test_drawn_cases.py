@@ -17,6 +17,7 @@ from child_environment import child_environment
 ROOT = Path(__file__).resolve().parents[1]
 FILE = "tests/test_epilogue.py"
 TEST = f"{FILE}::test_arithmetic_is_exact_and_keeps_nan"
+DETECTORS = ["tests/test_dynamic_detector.py", "tests/test_detector_benchmark.py"]  # with two long tests and one
 LONG = "tests/test_cheating_kernels.py"  # four tests of cases, of which 31 are long
 
 CALLS = {
@@ -25,6 +26,7 @@ CALLS = {
     "the least": ["-m", "gpu", FILE, "--gpu-share", "0"],
     "named": ["-m", "gpu", f"{TEST}[relu-bfloat16-float32-k5]"],
     "long": ["-m", "long", LONG],
+    "half of the detectors": ["-m", "long", *DETECTORS, "--drawn-share", "0.5"],
     **{f"half of long, {draw}": ["-m", "long", LONG, "--drawn-share", "0.5", "--draw", draw] for draw in ("3f2a", "77be")},
 }
 PROGRAM = """
@@ -67,12 +69,16 @@ def test_one_of_each_kind_is_the_least_and_a_case_that_is_named_always_runs(coll
 
 def test_a_draw_takes_a_share_of_the_cases_of_each_long_test_and_is_named(printed: dict[str, str]) -> None:
     cases = {name: re.findall(rf"{LONG}::(\w+)\[(.*)\]", text) for name, text in printed.items()}
-    halves = [set(cases[name]) for name in cases if name.startswith("half")]
+    halves = [set(cases[name]) for name in cases if name.startswith("half of long")]
     count = lambda found: {name: [test for test, _ in found].count(name) for name, _ in cases["long"]}  # noqa: E731
     whole = count(cases["long"])
     assert all(half < set(cases["long"]) for half in halves) and halves[0] != halves[1]
     assert [count(half) for half in halves] == [{name: max(1, round(n / 2)) for name, n in whole.items()}] * 2
     assert max(whole.values()) > 10
+
+
+def test_long_tests_of_several_files_may_be_cases_of_one(printed: dict[str, str]) -> None:
+    assert len(re.findall(r"test_\w+\.py::test_\w+", printed["half of the detectors"])) == 2
 
 
 def test_the_same_cases_run_again_by_what_the_report_says() -> None:

@@ -123,7 +123,7 @@ def test_the_model_to_compare_with_is_valid() -> None:
     onnx.checker.check_model(detector_onnx(), full_check=True)
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 @pytest.mark.parametrize("window", [((0, 0), (99, 99)), ((1, -2), (-1, 3)), ((5, 0), (5, 3))])
 def test_a_detector_runs_exact_and_bounded(net: DynamicNet, window: Any) -> None:
     arrays = example(len(window), *window)
@@ -140,7 +140,7 @@ def test_a_detector_runs_exact_and_bounded(net: DynamicNet, window: Any) -> None
     bound.close()
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_no_kept_box_is_an_empty_result(device: Device, net: DynamicNet) -> None:
     """No score exceeds the threshold: nothing is a number that is greater."""
     image, boxes, scores, begin, end = example(3)
@@ -164,7 +164,7 @@ def test_a_detector_waits_once_and_says_what_every_call_needs() -> None:
     ]
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_what_kernels_count_goes_on_to_other_operators(device: Device) -> None:
     """Kept boxes by (image, box), their largest numbers, their transpose; nonzero and unique count beside them."""
     graph = DynamicGraph()
@@ -205,7 +205,7 @@ def test_extents_that_may_differ_are_refused() -> None:
         graph.call(aligned, "image", "rois.y", graph.view(wide, (KEPT,)), name="again")
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_sizes_of_one_name_are_one_size(device: Device) -> None:
     graph = DynamicGraph()
     one, other = (graph.input(name, (Size("n", 0, 6), 4), "float32") for name in "ab")
@@ -224,7 +224,7 @@ def saved(path: Any, model: Any = None) -> Any:
     return path / "detector.onnx"
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_an_onnx_model_of_a_detector_becomes_the_same_graph(device: Device, tmp_path: Any) -> None:
     graph = read_graph(saved(tmp_path))
     with DynamicNet(graph.program(), device, functools.partial(artifact, device.target)) as net:
@@ -247,7 +247,7 @@ def rows_onnx(*operators: str) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_a_model_with_a_dynamic_dimension_takes_every_size(device: Device, tmp_path: Any) -> None:
     path, rng = saved(tmp_path, rows_onnx("Relu", "Neg")), np.random.default_rng(0)
     graph = read_graph(path, {"n": Size("n", 0, 6)})

@@ -65,7 +65,7 @@ def check(model: Any, limits: dict[str, tuple[int, int]], shapes: list[tuple[int
                 np.testing.assert_allclose(ours, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_centres_of_pixels_meet_rows_of_pixels(tmp_path: Path) -> None:
     """Both have as many as there are pixels in two maps: that is h w + 2 h 2 w in two ways, which a run compares."""
     check(head(), SIZES, [(1, 4, 2, 3), (2, 4, 5, 6), (2, 4, 3, 5)], tmp_path)
@@ -99,7 +99,7 @@ def test_a_range_of_floats_counts_by_integers_or_is_refused(half: float, tmp_pat
         read_graph(model, sizes(h=(1, 9), w=(1, 3)))
 
 
-@pytest.mark.long
+@pytest.mark.long(of="detectors")
 def test_pads_that_only_follow_the_image_may_depend_on_its_size(tmp_path: Path) -> None:
     """auto_pad SAME_UPPER of windows of 2 by 2 with strides of 2 adds a row behind an odd height, and nothing before it."""
     check(
