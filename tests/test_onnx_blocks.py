@@ -56,7 +56,11 @@ def test_blocks_are_added_at_their_places(
     model, x = net_of(shape, image, block, **given).model(), normal(*shape)
     (found,) = referred(model, {"x": x})
     np.testing.assert_allclose(found, folded(x, image, block, **given), rtol=1e-5, atol=1e-6)
-    assert_as_onnxruntime(model, {"x": x})
+
+
+def test_blocks_are_added_as_by_onnxruntime() -> None:
+    for shape, image, block, given in CASES:
+        assert_as_onnxruntime(net_of(shape, image, block, **given).model(), {"x": normal(*shape)})
 
 
 def test_blocks_side_by_side_are_one_movement() -> None:
@@ -75,6 +79,6 @@ def test_a_network_that_adds_overlapping_blocks_is_that_of_the_model(tmp_path: A
     shape, image, block, given = CASES[3]
     path, x = net_of(shape, image, block, **given).save(tmp_path), normal(*shape)
     with schedsearch.build(path, target="cpu", db=tmp_path / "records.db") as net:
-        assert "Runtime" in net.checked or "evaluator" in net.checked
+        assert "onnx" in net.checked.lower()
         found = next(iter(net.evaluate({"x": x}).values()))
     np.testing.assert_allclose(found, folded(x, image, block, **given), rtol=1e-4, atol=1e-5)
