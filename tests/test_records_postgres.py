@@ -45,7 +45,7 @@ from schedsearch.records import postgresql
 
 pytestmark = pytest.mark.postgres
 
-WRITERS, RECORDS = 8, 600  # simulated tuners, and the records of each
+WRITERS, RECORDS = 8, 2500  # simulated tuners, and the records of each
 
 
 @pytest.fixture(scope="module")
