@@ -15,7 +15,7 @@ from records_support import as_of_an_operator_that_is_not_installed
 
 from schedsearch.backend import compile_source
 from schedsearch.device.detect import detect
-from schedsearch.measurement import Measurement, Outcome
+from schedsearch.measurement import HOT_GRAPH, Measurement, Outcome
 from schedsearch.records.store import Store
 from schedsearch.template import load_template
 from schedsearch.workload import Workload
@@ -322,6 +322,26 @@ class TestDeploy:
         assert result.exit_code == 4
         assert "schedsearch tune other.yaml" in result.stderr
         assert not Path("kernels.db").exists()
+
+    @pytest.mark.parametrize(
+        ("options", "remedy"),
+        [
+            (["--target", "cpu"], "make one: schedsearch tune other.yaml"),
+            (["--target", "auto"], "make one: schedsearch tune other.yaml --target auto"),
+            (["--mode", HOT_GRAPH], f"make one: schedsearch tune other.yaml --mode {HOT_GRAPH}"),
+            (
+                ["--target", "h200", "--mode", HOT_GRAPH],
+                f"make one on a machine with that card: schedsearch tune other.yaml --target cuda --mode {HOT_GRAPH}",
+            ),
+        ],
+        ids=["that of the file", "another", "a mode", "a card"],
+    )
+    def test_the_command_that_makes_the_record_names_what_was_asked_for(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], remedy: str
+    ) -> None:
+        """`other.yaml` is for the CPU, so a command without --target would tune another device than the one asked for."""
+        result = schedsearch("compile", "other.yaml", "--db", "tuned.db", *options)
+        assert (result.exit_code, result.stderr.partition("; ")[2]) == (4, f"{remedy} --db {folder / 'tuned.db'}\n")
 
     def test_explain_says_which_level_would_serve_a_workload_that_was_not_tuned(self, folder: Path) -> None:
         out = ok("explain", "other.yaml", "--db", "tuned.db")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import click
 
 from schedsearch.cli import render
-from schedsearch.cli.inspect import TARGET_HELP, resolve
+from schedsearch.cli.inspect import TARGET_HELP, make_one, resolve
 from schedsearch.cli.options import mode_option
 from schedsearch.cli.ranges import table_text
 from schedsearch.errors import NoRecordError
@@ -44,8 +43,8 @@ def compile_(workload_file: str, db: str | None, selector: str | None, mode: str
         missing += [of_range.label for of_range, table in tables.items() if table is None]
         if missing:
             raise NoRecordError(
-                f"no record on {target.name} in mode {mode} for {', '.join(missing)}; make one: "
-                f"schedsearch tune {shlex.quote(workload_file)} --mode {mode} --db {shlex.quote(str(store.path))}"
+                f"no record on {target.name} in mode {mode} for {', '.join(missing)}; "
+                f"{make_one(file, selector, mode, store.path)}"
             )
         counts = export_deploy(store, output, target=target.key, mode=mode, workloads=workloads, ranges=ranges)
     if as_json:

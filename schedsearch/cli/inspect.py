@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -28,6 +29,24 @@ def resolve(workload_file: str, selector: str | None, kernel_files: tuple[str, .
     file = load_tasks(workload_file, kernel_files=kernel_files, selector=selector)
     target = detect(selector or file.target, presets=True)
     return file.resolve(target), target
+
+
+def make_one(file: WorkloadFile, selector: str | None, mode: str, db: object) -> str:
+    """How to make the records of a workload file that a database lacks, for the end of a message.
+
+    Args:
+        file: has its own target and mode, which the command need not name.
+        selector: --target as it was given; the name of one of `PRESETS` need not be a card of this machine.
+        mode: the timing mode of the records.
+        db: the database.
+    """
+    from schedsearch.target import PRESETS
+
+    there = " on a machine with that card" if selector in PRESETS else ""
+    target = "cuda" if there else selector
+    option = "" if target in (None, file.target) else f" --target {shlex.quote(str(target))}"
+    option += "" if mode == file.measure.mode else f" --mode {mode}"
+    return f"make one{there}: schedsearch tune {shlex.quote(file.path)}{option} --db {shlex.quote(str(db))}"
 
 
 @click.command()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 import click
 
 from schedsearch.cli import render
+from schedsearch.cli.inspect import make_one
 from schedsearch.cli.options import AtLeast
 from schedsearch.errors import NoRecordError, UsageError
 from schedsearch.typed import JsonObject
@@ -60,7 +60,7 @@ def profile(
         if missing:
             raise NoRecordError(
                 f"no record on {target.name} for {', '.join(missing)}; "
-                f"make one: schedsearch tune {shlex.quote(workload_file)} --db {shlex.quote(str(store.path))}"
+                f"{make_one(file, selector, file.measure.mode, store.path)}"
             )
         for one in tasks:
             profiled = profile_best(
