@@ -171,6 +171,55 @@ def test_a_batch_norm_of_old_opsets_has_a_mean_for_each_pixel() -> None:
     np.testing.assert_allclose(referred(net.model(opset=7), {"x": x})[0], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [SHAPE, (3, 4), (2, 4, 9), (1, 2, 3, 4, 5), (2, 2, 3, 4, 5)], ids=str)
+def test_a_batch_norm_in_training_mode_keeps_its_digits_far_from_zero(shape: tuple[int, ...]) -> None:
+    net, x = Net(*shape), far(*shape)
+    net.node("BatchNormalization", "x", *(net.weight(name, shape[1]) for name in "sbmv"), outputs=3, training_mode=1)
+    along = (-1, *(1,) * (len(shape) - 2))
+    scale, bias = (onnx.numpy_helper.to_array(each).reshape(along) for each in net.weights[:2])
+    wanted = rows_normalised(x, (0, *range(2, len(shape)))) * scale + bias
+    np.testing.assert_allclose(referred(net.model(), {"x": x})[0], wanted, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_batch_norm_in_training_mode_gives_running_statistics_in_their_dtype(n: int) -> None:
+    """With momentum m: m * before + (1 - m) * (mean or variance of the batch)."""
+    net, x = Net(n, 6, 5, dtype=TensorProto.FLOAT16), far(n, 6, 5, dtype=np.float16)
+    parts = [*(net.weight(name, 6, dtype=np.float16) for name in "sb"), *(net.weight(name, 6) for name in "mv")]
+    y = net.node("BatchNormalization", "x", *parts, outputs=3, training_mode=1, momentum=0.75, name="norm")
+    net.results = [y, "norm.out1", "norm.out2"]
+    scale, bias, mean, variance = (onnx.numpy_helper.to_array(each).astype(np.float64) for each in net.weights)
+    found, wide = referred(net.model(), {"x": x}), x.astype(np.float64)
+    assert [each.dtype for each in found] == [np.float16, np.float32, np.float32]
+    wanted = rows_normalised(x, (0, 2)) * scale[:, None] + bias[:, None]
+    np.testing.assert_allclose(found[0], wanted, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(found[1], 0.75 * mean + 0.25 * wide.mean((0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(found[2], 0.75 * variance + 0.25 * wide.var((0, 2)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_norm_of_one_image_in_training_mode_is_an_instance_norm() -> None:
+    net = Net(1, 6, 5, 7)
+    weights = [net.weight(name, 6) for name in "sbmv"]
+    net.node("Relu", net.node("BatchNormalization", "x", *weights, outputs=3, training_mode=1))
+    assert ops(net) == ["layer_norm", "elementwise"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_batch_norm_without_tracked_statistics_is_that_of_pytorch(n: int, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm2d(4, track_running_stats=False)
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), norm, torch.nn.ReLU()).eval()
+    torch.nn.init.normal_(norm.weight)
+    x = torch.randn(n, 3, 8, 9) + 3
+    torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=False)
+    model = onnx.load(tmp_path / "m.onnx")
+    (node,) = (node for node in model.graph.node if node.op_type == "BatchNormalization")
+    assert onnx.helper.get_node_attr_value(node, "training_mode") == 1
+    found = referred(model, {model.graph.input[0].name: x.numpy()})[0]
+    np.testing.assert_allclose(found, module.double()(x.double()).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
 # --- Softmax ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("opset", [9, 12, 13, 21])
 @pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, -3])
@@ -215,12 +264,20 @@ def test_groups_that_do_not_divide_the_channels_are_refused() -> None:
     [
         ("InstanceNormalization", 6, 1, "only the extent of its axis 0 may be known at run time only"),
         ("LayerNormalization", 8, 2, "it gives the mean or deviation of rows whose number is known at run time only"),
+        (
+            "BatchNormalization",
+            6,
+            3,
+            "it takes mean and variance from its input, of which extents are known at run time only",
+        ),
     ],
 )
 def test_open_heights_are_refused_with_a_reason(op: str, row: int, outputs: int, reason: str) -> None:
     net = Net(1, 6, "h", 8)
-    net.node(op, "x", net.weight("s", row), net.weight("b", row), outputs=outputs, name="guilty")
-    net.results = ["guilty.out", "guilty.out1"][:outputs]
+    more = {"training_mode": 1} if op == "BatchNormalization" else {}
+    weights = [net.weight(name, row) for name in ("sbmv" if more else "sb")]
+    net.node(op, "x", *weights, outputs=outputs, name="guilty", **more)
+    net.results = ["guilty.out", "guilty.out1"][: 1 if more else outputs]
     with pytest.raises(ModelError, match=f"guilty.*{reason}"):
         read_graph(net.model(), {"h": Size("h", 3, 9)})
 

@@ -30,6 +30,8 @@ def unknown_axes(node: ir.Node, unknown: Mapping[ir.Value, Axes]) -> Axes | str:
         unknown: axes of unknown extents of each computed input.
     """
     x = node.inputs[0]
+    if node.attributes.get_int("training_mode", 0) and node.op_type == "BatchNormalization":
+        return "it takes mean and variance from its input, of which extents are known at run time only"
     if node.op_type in ELEMENTWISE:
         return _of_elements(unknown)
     if node.op_type == "Concat":

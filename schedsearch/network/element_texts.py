@@ -325,7 +325,7 @@ def problem(node: ir.Node) -> str:
     if read not in allowed:
         return f"{name_of(node)} reads {read or 'an unknown dtype'}; allowed: {', '.join(allowed)}"
     if node.attributes.get_int("training_mode", 0):
-        return f"{name_of(node)} is in training mode; export the model for inference"
+        return f"{name_of(node)} takes mean and variance from an array of unknown extents, or one without elements"
     if node.attributes.get_int("block_size", 0):
         return f"{name_of(node)} has scales of blocks; allowed: one scale, or one for each index along an axis"
     if strange := not_finite(node):

@@ -133,24 +133,40 @@ def _layer_norm(model: ir.Model, node: ir.Node) -> None:
         steps.replace()
 
 
-def _moments(model: ir.Model, node: ir.Node, x: ir.Value, shape: list[int]) -> None:
-    """The numbers with the mean and the inverse deviation of their rows, in float32."""
-    steps, y = Steps(model, node), node.outputs[0]
-    axis = node.attributes.get_int("axis", -1) % len(shape)
-    axes, of_rows = list(range(axis, len(shape))), [*shape[:axis], *(1,) * (len(shape) - axis)]
-    whole = steps.in_float32(x)
+def _spread(steps: Steps, whole: ir.Value, axes: Sequence[int]) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The mean of float32 over some axes, which stay with extent 1, the differences from it, and their mean square."""
+    shape = extents(whole) or []
+    of_rows = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
     mean = steps.add("ReduceMean", [whole], of_rows, like=whole, axes=axes)
     centred = steps.add("Sub", [whole, mean], shape, like=whole)
     squares = steps.add("Mul", [centred, centred], shape, like=whole)
-    variance = steps.add("ReduceMean", [squares], of_rows, like=whole, axes=axes)
-    more = steps.add("Add", [variance, node.attributes.get_float("epsilon", 1e-5)], of_rows, like=whole)
-    inverse = steps.add("Reciprocal", [steps.add("Sqrt", [more], of_rows, like=whole)], of_rows, like=whole)
-    made = steps.add("Mul", [centred, inverse], shape, like=whole)
-    for place, op in ((1, "Mul"), (2, "Add")):
-        value = optional_input(node, place)
-        if value is not None:
-            made = steps.add(op, [made, steps.in_float32(value)], shape, like=whole)
-    steps.cast(made, y.dtype)
+    return mean, centred, steps.add("ReduceMean", [squares], of_rows, like=whole, axes=axes)
+
+
+def _inverse_deviation(steps: Steps, variance: ir.Value, shape: Sequence[int], epsilon: float) -> ir.Value:
+    more = steps.add("Add", [variance, epsilon], shape, like=variance)
+    return steps.add("Reciprocal", [steps.add("Sqrt", [more], shape, like=variance)], shape, like=variance)
+
+
+def _finish(steps: Steps, x: ir.Value, given: Sequence[ir.Value | None]) -> None:
+    """The first result of a node: x of float32 with the scale and the bias that are given, in its dtype."""
+    shape = extents(x) or []
+    for op, value in zip(("Mul", "Add"), given):
+        x = x if value is None else steps.add(op, [x, steps.in_float32(value)], shape, like=x)
+    steps.cast(x, steps.node.outputs[0].dtype)
+
+
+def _moments(model: ir.Model, node: ir.Node, x: ir.Value, shape: list[int]) -> None:
+    """The numbers with the mean and the inverse deviation of their rows, in float32."""
+    steps = Steps(model, node)
+    axis = node.attributes.get_int("axis", -1) % len(shape)
+    axes, of_rows = list(range(axis, len(shape))), [*shape[:axis], *(1,) * (len(shape) - axis)]
+    whole = steps.in_float32(x)
+    mean, centred, variance = _spread(steps, whole, axes)
+    inverse = _inverse_deviation(steps, variance, of_rows, node.attributes.get_float("epsilon", 1e-5))
+    _finish(
+        steps, steps.add("Mul", [centred, inverse], shape, like=whole), [optional_input(node, place) for place in (1, 2)]
+    )
     steps.replace({old: new for old, new in zip(node.outputs[1:], (mean, inverse)) if _is_read(old)})
 
 
@@ -221,10 +237,15 @@ def _local_response(model: ir.Model, node: ir.Node) -> None:
 
 
 def _batch_norm(model: ir.Model, node: ir.Node) -> None:
-    """With parameters that are computed, or with one for each pixel, as before opset 9."""
+    """With the moments of x itself, with parameters that are computed, or with one for each pixel, as before opset 9."""
     found, read = _floats(node), node.attributes
     given = [optional_input(node, place) for place in range(1, 5)]
-    if found is None or read.get_int("training_mode", 0) or any(_is_read(value) for value in node.outputs[1:]):
+    if found is None:
+        return
+    if read.get_int("training_mode", 0):
+        _of_batch(model, node, *found)
+        return
+    if any(_is_read(value) for value in node.outputs[1:]):
         return
     x, shape = found
     by_pixel = model.opset_imports.get("", _SPATIAL_OPSET) < _SPATIAL_OPSET and not read.get_int("spatial", 1)
@@ -241,6 +262,32 @@ def _batch_norm(model: ir.Model, node: ir.Node) -> None:
     scaled = steps.add("Mul", [steps.add("Sub", [whole, mean], shape, like=whole), factor], shape, like=whole)
     steps.cast(steps.add("Add", [scaled, bias], shape, like=whole), x.dtype)
     steps.replace()
+
+
+def _of_batch(model: ir.Model, node: ir.Node, x: ir.Value, shape: list[int]) -> None:
+    """With mean and variance of each channel of x: in training mode, and in PyTorch where no statistics are tracked. The
+    running ones, if they are read, are the sums that ONNX defines, with the variance of the whole population."""
+    if len(shape) < 2:
+        return
+    running = [value if _is_read(value) else None for value in node.outputs[1:]]
+    if shape[0] == 1 and len(shape) > 2 and not any(running):
+        _instance_norm(model, node)
+        return
+    steps, read = Steps(model, node), node.attributes
+    along = [1, shape[1], *(1,) * (len(shape) - 2)]
+    whole, momentum = steps.in_float32(x), read.get_float("momentum", 0.9)
+    mean, centred, variance = _spread(steps, whole, [0, *range(2, len(shape))])
+    others = {}
+    for old, place, new in zip(running, (3, 4), (mean, variance)):
+        before = optional_input(node, place)
+        if old is not None and before is not None:
+            parts = [(steps.in_float32(before), momentum), (steps.reshape(new, [shape[1]]), 1 - momentum)]
+            summands = [steps.add("Mul", [part, factor], [shape[1]], like=whole) for part, factor in parts]
+            others[old] = steps.cast(steps.add("Add", summands, [shape[1]], like=whole), old.dtype)
+    inverse = _inverse_deviation(steps, variance, along, read.get_float("epsilon", 1e-5))
+    given = [_of_channels(steps, node, place, along) for place in (1, 2)]
+    _finish(steps, steps.add("Mul", [centred, inverse], shape, like=whole), given)
+    steps.replace(others)
 
 
 _WITHOUT_OPERATOR: Mapping[str, Callable[[Any, Any], None]] = {
