@@ -98,7 +98,7 @@ LONG = ("two inputs, half", "a window", "side by side", "of other sizes", "rows 
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
-def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:  # noqa: F811
+def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:
     inputs, nodes, constants = CASES[name]
     made = model(inputs, *nodes, results=1 + (name in TWO_RESULTS), **constants)
     assert not all(read_graph(made, sizes_of(inputs)).program().values[each].strided for each in inputs)
@@ -106,7 +106,7 @@ def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:  # noqa: 
     agrees(device, made, sizes_of(inputs), *arrays(inputs, 1 if "to" in constants else 0, **positions))
 
 
-def test_a_view_of_an_input_has_its_strides(device: Any) -> None:  # noqa: F811
+def test_a_view_of_an_input_has_its_strides(device: Any) -> None:
     """Where all calls take strides, the input stays where the caller has it."""
     graph = DynamicGraph()
     x = graph.input("x", (SIZES["n"], SIZES["h"], SIZES["w"]), "float32")
@@ -126,7 +126,7 @@ def test_a_view_of_an_input_has_its_strides(device: Any) -> None:  # noqa: F811
         bound.close()
 
 
-def test_later_runs_take_other_arrays_of_the_same_sizes(device: Any) -> None:  # noqa: F811
+def test_later_runs_take_other_arrays_of_the_same_sizes(device: Any) -> None:
     made = model(XY, ("Add", "x y", {}))
     with DynamicNet(read_graph(made, sizes_of(XY)).program(), device, artifact) as net:
         runs = []
@@ -137,7 +137,7 @@ def test_later_runs_take_other_arrays_of_the_same_sizes(device: Any) -> None:  #
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_arrays_that_are_not_contiguous_are_refused(device: Any) -> None:  # noqa: F811
+def test_arrays_that_are_not_contiguous_are_refused(device: Any) -> None:
     with DynamicNet(read_graph(model(X, ("Relu", "x", {})), sizes_of(X)).program(), device, artifact) as net:
         whole = np.arange(2 * 3 * 3 * 5, dtype=np.float32).reshape(2, 3, 3, 5) - 50
         for part in (whole[:, :, :2], whole[..., :3], whole[:, ::-1], whole.transpose(0, 1, 3, 2)[:, :, :3, :3]):

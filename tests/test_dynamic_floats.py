@@ -197,7 +197,7 @@ FIRST = {(TensorProto.FLOAT, "Floor")}  # each case compiles for seconds
         for to, rounding in itertools.product(FORMATS, ROUNDED)
     ],
 )
-def test_scaled_sizes_are_those_of_onnx(device: Any, rounding: str, to: int) -> None:  # noqa: F811
+def test_scaled_sizes_are_those_of_onnx(device: Any, rounding: str, to: int) -> None:
     """As PyTorch exports the sizes of interpolate and of crops: 0.7 * 30 differs between the formats."""
     dtype = FORMATS[to]
     scaled = model(
@@ -208,7 +208,7 @@ def test_scaled_sizes_are_those_of_onnx(device: Any, rounding: str, to: int) -> 
     agrees(device, scaled, SIZES, *arrays)
 
 
-def test_whole_numbers_beyond_their_format_wrap(device: Any) -> None:  # noqa: F811
+def test_whole_numbers_beyond_their_format_wrap(device: Any) -> None:
     arrays = [{"x": np.zeros(2, np.float32), "p": np.array(p)} for p in ((2**31, -(2**31) - 1), (2**62, 2**63 - 1), (5, -5))]
     for nodes in (
         [("Neg", "p"), ("Cast", "t", TensorProto.INT32), ("Cast", "t", TensorProto.INT64)],
@@ -235,7 +235,7 @@ def test_what_cannot_be_exact_is_refused_with_the_node_and_a_remedy() -> None:
 
 
 @pytest.mark.long
-def test_integers_that_become_floats_for_an_array_are_arrays(device: Any) -> None:  # noqa: F811
+def test_integers_that_become_floats_for_an_array_are_arrays(device: Any) -> None:
     nodes = [("Neg", "p"), ("Cast", "t", TensorProto.FLOAT), ("Gather", "t second"), ("Mul", "t x")]
     made = model(*nodes, ("Cast", "t", TensorProto.INT64), second=np.array([1]))
     p = np.array([3, -2])

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Clock, db, image, optimize, small  # noqa: E402, F401
+from torch_support import Clock, db, image, optimize, small  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError  # noqa: E402
@@ -79,7 +79,7 @@ FOR_BACKEND = [
 
 
 @pytest.mark.parametrize(("name", "value", "kind", "text"), COMMON + FOR_OPTIMIZE)
-def test_arguments_of_optimize(optimize: Any, name: str, value: Any, kind: Any, text: str) -> None:  # noqa: F811
+def test_arguments_of_optimize(optimize: Any, name: str, value: Any, kind: Any, text: str) -> None:
     model = small()
     before, facts = dict(vars(model)), {key: each.clone() for key, each in model.state_dict().items()}
     with pytest.raises(kind, match=re.escape(text)):
@@ -102,7 +102,7 @@ def test_the_mode_of_torch_compile_is_checked() -> None:
         fast(image())
 
 
-def test_databases_that_cannot_be(optimize: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_databases_that_cannot_be(optimize: Any, tmp_path: Path) -> None:
     for given, text in (
         (
             {"db": tmp_path / "none.db"},
@@ -143,7 +143,7 @@ def test_databases_that_cannot_be(optimize: Any, tmp_path: Path) -> None:  # noq
     ],
     ids=["none", "shape", "numpy", "device", "sparse", "channels", "dtype", "two"],
 )
-def test_examples_that_the_model_cannot_take(optimize: Any, example: Any, text: str) -> None:  # noqa: F811
+def test_examples_that_the_model_cannot_take(optimize: Any, example: Any, text: str) -> None:
     model = small()
     before = dict(vars(model))
     with pytest.raises(ArgumentError, match=re.escape(text)):
@@ -151,7 +151,7 @@ def test_examples_that_the_model_cannot_take(optimize: Any, example: Any, text: 
     assert vars(model) == before
 
 
-def test_an_example_of_a_class_of_its_own(optimize: Any) -> None:  # noqa: F811
+def test_an_example_of_a_class_of_its_own(optimize: Any) -> None:
     class Picture(torch.Tensor):  # type: ignore[misc, name-defined]
         pass
 
@@ -159,11 +159,11 @@ def test_an_example_of_a_class_of_its_own(optimize: Any) -> None:  # noqa: F811
         optimize(small(), image().as_subclass(Picture))
 
 
-def test_one_level_may_be_a_text(optimize: Any) -> None:  # noqa: F811
+def test_one_level_may_be_a_text(optimize: Any) -> None:
     assert optimize(small(), image(), allow="default").swapped
 
 
-def test_a_run_that_fails_leaves_the_model_as_it_was(optimize: Any) -> None:  # noqa: F811
+def test_a_run_that_fails_leaves_the_model_as_it_was(optimize: Any) -> None:
     class Broken(Clock):
         def ns(self, runs: Any) -> float:
             if self.asked == 2:  # after the layer, when the model is timed with its kernels
@@ -177,7 +177,7 @@ def test_a_run_that_fails_leaves_the_model_as_it_was(optimize: Any) -> None:  # 
     assert vars(model) == before
 
 
-def test_only_layers_that_may_be_swapped_are_tuned(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_only_layers_that_may_be_swapped_are_tuned(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(tuning, "missing", lambda wanted, kernels: asked.extend(name for name, _ in wanted) or [])
     model = nn.Sequential(small(), small()).eval()

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 pytest.importorskip("onnxscript")
 
-from test_torch_optimize import Clock, Residual, Sampled, close, image, prepared  # noqa: E402
+from torch_support import Clock, Residual, Sampled, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.compiler import selected_graph  # noqa: E402

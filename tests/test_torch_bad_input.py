@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Clock, close, db, image, optimize, prepared, small  # noqa: E402, F401
+from torch_support import Clock, close, db, image, optimize, prepared, small, without_autograd  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.compiler import backend, inductor  # noqa: E402
@@ -21,15 +21,8 @@ from schedsearch.torch.models import checks  # noqa: E402
 from schedsearch.torch.operators import store  # noqa: E402
 from schedsearch.torch.refusal import Refusal  # noqa: E402
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.usefixtures("without_autograd")]
 nn = torch.nn
-
-
-@pytest.fixture(autouse=True)
-def _without_autograd() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -87,7 +80,7 @@ def _flat() -> Any:
     ids=["traced", "quantised", "ddp", "fully_shard", "fsdp"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_models_of_other_kinds_run_as_they_did(group: None, optimize: Any, make: Any, reason: str) -> None:  # noqa: F811
+def test_models_of_other_kinds_run_as_they_did(group: None, optimize: Any, make: Any, reason: str) -> None:
     model, x = make(), image()
     expected = model(x)
     report, texts = said(lambda: optimize(model, x))
@@ -96,7 +89,7 @@ def test_models_of_other_kinds_run_as_they_did(group: None, optimize: Any, make:
     assert report.headline.count("as it was") == 1
 
 
-def test_calls_of_another_shape_are_said_once(optimize: Any) -> None:  # noqa: F811
+def test_calls_of_another_shape_are_said_once(optimize: Any) -> None:
     model = small()
     optimize(model, image())
     other = image(3, 8, 5, 5)
@@ -108,20 +101,20 @@ def test_calls_of_another_shape_are_said_once(optimize: Any) -> None:  # noqa: F
     ]
 
 
-def test_calls_like_the_example_and_training_say_nothing(optimize: Any) -> None:  # noqa: F811
+def test_calls_like_the_example_and_training_say_nothing(optimize: Any) -> None:
     model = small()
     optimize(model, image())
     assert said(lambda: (model(image()), model.train()(image(2, 8, 4, 4))))[1] == []
 
 
-def test_what_the_caller_may_not_have_meant_is_in_the_report(optimize: Any) -> None:  # noqa: F811
+def test_what_the_caller_may_not_have_meant_is_in_the_report(optimize: Any) -> None:
     report = optimize(small().train(), image())
     assert report.notes == ("the model is in training mode, in which kernels do not serve; they do after model.eval()",)
     report = optimize(small().to(memory_format=torch.contiguous_format), image().contiguous())
     assert len(report.notes) == 1 and report.notes[0].startswith("its images are in NCHW, for which there are fewer kernels")
 
 
-def test_a_type_that_a_cpu_has_no_kernels_for(optimize: Any) -> None:  # noqa: F811
+def test_a_type_that_a_cpu_has_no_kernels_for(optimize: Any) -> None:
     report = optimize(small().half(), image().half())
     assert [layer.reason for layer in report.layers] == ["it is float16; allowed on a CPU: float32"]
 
@@ -139,7 +132,7 @@ class Remembers(nn.Module):  # type: ignore[misc, name-defined]
         return self.features.sum()
 
 
-def test_what_a_model_does_beside_its_result_is_done_as_before(optimize: Any) -> None:  # noqa: F811
+def test_what_a_model_does_beside_its_result_is_done_as_before(optimize: Any) -> None:
     model, x = prepared(Remembers()), image()
     report = optimize(model, x)
     assert (model.calls, hasattr(model, "features")) == (0, False)  # measuring leaves nothing
@@ -148,7 +141,7 @@ def test_what_a_model_does_beside_its_result_is_done_as_before(optimize: Any) ->
     assert [layer.name for layer in report.swapped] == ["body.0"]  # its parts are optimized
 
 
-def test_a_buffer_that_counts_counts_the_calls_of_the_caller(optimize: Any) -> None:  # noqa: F811
+def test_a_buffer_that_counts_counts_the_calls_of_the_caller(optimize: Any) -> None:
     class Counts(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -165,12 +158,12 @@ def test_a_buffer_that_counts_counts_the_calls_of_the_caller(optimize: Any) -> N
         assert close(model(x), model.body(x) * number) and float(model.calls) == number
 
 
-def test_an_example_that_the_model_writes_to_is_not_changed(optimize: Any) -> None:  # noqa: F811
+def test_an_example_that_the_model_writes_to_is_not_changed(optimize: Any) -> None:
     model, x = prepared(nn.Sequential(nn.ReLU(inplace=True), small())), image()
     assert optimize(model, x).swapped and torch.equal(x, image())
 
 
-def test_hooks_inside_a_model_are_called_and_the_other_parts_optimized(optimize: Any) -> None:  # noqa: F811
+def test_hooks_inside_a_model_are_called_and_the_other_parts_optimized(optimize: Any) -> None:
     model, x, seen = prepared(nn.Sequential(small(), nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU()))), image(), []
     model[1][1].register_forward_hook(lambda module, given, y: seen.append(y))
     expected = model(x)
@@ -180,7 +173,7 @@ def test_hooks_inside_a_model_are_called_and_the_other_parts_optimized(optimize:
     assert [(layer.name, layer.swapped) for layer in report.layers] == [("0.0", True), ("1.0", False)]
 
 
-def test_hooks_for_all_modules_are_said_once_and_called(optimize: Any) -> None:  # noqa: F811
+def test_hooks_for_all_modules_are_said_once_and_called(optimize: Any) -> None:
     model, x, seen = small(), image(), []
     handle = nn.modules.module.register_module_forward_pre_hook(lambda module, given: seen.append(type(module).__name__))
     try:
@@ -292,7 +285,7 @@ def test_a_torch_for_amd(monkeypatch: pytest.MonkeyPatch) -> None:
         checks.check_kind(torch.device("cuda:0"))
 
 
-def test_networks_without_their_extra(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_networks_without_their_extra(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     report, texts = said(lambda: optimize(small(), image(), networks=True))
     assert len(report.notes) == 1 and not texts and len(report.swapped) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Clock, Residual, close, db, image, prepared, ran  # noqa: E402, F401
+from torch_support import Clock, Residual, close, db, image, prepared, ran, without_autograd  # noqa: E402, F401
 
 from schedsearch.torch.compiler.backend import schedsearch  # noqa: E402
 from schedsearch.torch.layers import candidates  # noqa: E402
@@ -19,22 +18,15 @@ from schedsearch.torch.layers import kernel_op as calls  # noqa: E402
 
 pytestmark = [
     pytest.mark.integrations,
+    pytest.mark.usefixtures("without_autograd"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU"),
 ]
 
 
-@pytest.fixture(autouse=True)
-def _without_autograd() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("ours", [True, False], ids=["ours_wins", "inductor_wins"])
 def test_inductor_chooses_between_a_kernel_and_its_own_code(
-    db: Path,  # noqa: F811
-    ran: list[str],  # noqa: F811
+    db: Path,
+    ran: list[str],
     ours: bool,
 ) -> None:
     if why := candidates.register():
@@ -65,7 +57,7 @@ def test_an_older_pytorch_has_no_candidates(monkeypatch: pytest.MonkeyPatch) -> 
     assert candidates.register.__wrapped__() == "candidates of max-autotune need PyTorch 2.12 or newer (this is 2.11.0)"
 
 
-def test_the_operators_keep_the_rules_of_pytorch(db: Path) -> None:  # noqa: F811
+def test_the_operators_keep_the_rules_of_pytorch(db: Path) -> None:
     import schedsearch.torch as sst
 
     sst.optimize_(prepared(Residual()), image(), db=db, allow=("default",), timer=Clock())

@@ -10,27 +10,21 @@ import inspect
 import io
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Residual, close, db, image, optimize, prepared, ran, small  # noqa: E402, F401
+from torch_support import Residual, close, db, image, optimize, prepared, ran, small, without_autograd  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.usefixtures("without_autograd")]
 nn = torch.nn
 functional = torch.nn.functional
 Change = Callable[[Any], Any]  # changes a model in place, or returns another
-
-
-@pytest.fixture(autouse=True)
-def _without_autograd() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 class Block(nn.Module):  # type: ignore[misc, name-defined]
@@ -205,7 +199,7 @@ def reverted(model: Any, plain: Any) -> None:
     assert torch.equal(model(x), plain(x))
 
 
-def made(name: str, optimize: Any) -> tuple[Any, Any]:  # noqa: F811
+def made(name: str, optimize: Any) -> tuple[Any, Any]:
     """An optimized model, and a plain one that is equal."""
     model = prepared(MODELS[name]())
     plain = copy.deepcopy(model)
@@ -216,7 +210,7 @@ def made(name: str, optimize: Any) -> tuple[Any, Any]:  # noqa: F811
 @pytest.mark.filterwarnings("ignore:a call of the optimized")
 @pytest.mark.parametrize("called", [False, True], ids=["", "called_before"])
 @pytest.mark.parametrize("name", MODELS)
-def test_one_change(optimize: Any, ran: list[str], name: str, called: bool) -> None:  # noqa: F811
+def test_one_change(optimize: Any, ran: list[str], name: str, called: bool) -> None:
     first, other = made(name, optimize)
     for what, (change, serves) in CHANGES.items():
         model, plain = copy.deepcopy(first), copy.deepcopy(other)
@@ -236,7 +230,7 @@ def test_one_change(optimize: Any, ran: list[str], name: str, called: bool) -> N
 @pytest.mark.drawn
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", MODELS)
-def test_changes_in_any_order(optimize: Any, name: str, seed: int) -> None:  # noqa: F811
+def test_changes_in_any_order(optimize: Any, name: str, seed: int) -> None:
     generator, done = random.Random(f"{name} {seed}"), []
     model, plain = made(name, optimize)
     kept = {"one module less", "one module more", "double", "parametrised", "pruned", "class", "a method", "swapped"}
@@ -251,7 +245,7 @@ def test_changes_in_any_order(optimize: Any, name: str, seed: int) -> None:  # n
     reverted(model, plain)
 
 
-def test_an_original_and_its_copy_do_not_share_what_changes(optimize: Any) -> None:  # noqa: F811
+def test_an_original_and_its_copy_do_not_share_what_changes(optimize: Any) -> None:
     model, plain = made("block", optimize)
     other, plain_other = copy.deepcopy(model), copy.deepcopy(plain)
     for each in (other, plain_other):
@@ -262,7 +256,7 @@ def test_an_original_and_its_copy_do_not_share_what_changes(optimize: Any) -> No
     alike(model, plain)
 
 
-def test_a_bias_that_was_not_there(optimize: Any) -> None:  # noqa: F811
+def test_a_bias_that_was_not_there(optimize: Any) -> None:
     model = prepared(Residual())
     plain = copy.deepcopy(model)
     assert optimize(model, image()).swapped
@@ -273,7 +267,7 @@ def test_a_bias_that_was_not_there(optimize: Any) -> None:  # noqa: F811
     alike(other, plain)
 
 
-def test_kernels_serve_an_equal_module_in_the_place_of_another(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_kernels_serve_an_equal_module_in_the_place_of_another(optimize: Any, ran: list[str]) -> None:
     model, x = prepared(nn.Sequential(small(), small())), image()
     optimize(model, x)
     model[0] = prepared(copy.deepcopy(model[1]))
@@ -287,7 +281,7 @@ def test_kernels_serve_an_equal_module_in_the_place_of_another(optimize: Any, ra
     assert close(model(x), model.forward.original(x)) and not ran
 
 
-def test_a_module_with_two_names_that_become_two_modules(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_a_module_with_two_names_that_become_two_modules(optimize: Any, ran: list[str]) -> None:
     shared, x = small(), image()
     model = prepared(nn.Sequential(shared, shared))
     optimize(model, x)
@@ -300,7 +294,7 @@ def test_a_module_with_two_names_that_become_two_modules(optimize: Any, ran: lis
     assert close(model(x), model.forward.original(x)) and not ran
 
 
-def test_a_part_that_was_saved_is_optimized_again(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_a_part_that_was_saved_is_optimized_again(optimize: Any, ran: list[str]) -> None:
     model, plain = made("looping", optimize)
     whole, both_plain = nn.Sequential(saved(model).body).eval(), nn.Sequential(plain.body).eval()
     assert optimize(whole, image()).swapped
@@ -310,7 +304,7 @@ def test_a_part_that_was_saved_is_optimized_again(optimize: Any, ran: list[str])
     reverted(whole, both_plain)
 
 
-def test_a_part_may_be_optimized_before_the_whole(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_a_part_may_be_optimized_before_the_whole(optimize: Any, ran: list[str]) -> None:
     model = prepared(nn.Sequential(small(), nn.Identity()))
     plain = copy.deepcopy(model)
     optimize(model[0], image())
@@ -323,7 +317,7 @@ def test_a_part_may_be_optimized_before_the_whole(optimize: Any, ran: list[str])
 
 # --- Transforms, graphs for elsewhere ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(("name", "strict"), [("sequential", False), ("sequential", True), ("block", False)])
-def test_exported_programs_are_those_of_the_plain_model(optimize: Any, name: str, strict: bool) -> None:  # noqa: F811
+def test_exported_programs_are_those_of_the_plain_model(optimize: Any, name: str, strict: bool) -> None:
     model, plain = made(name, optimize)
     x = image()
     program, expected = (torch.export.export(each, (x,), strict=strict) for each in (model, plain))
@@ -338,7 +332,7 @@ def test_exported_programs_are_those_of_the_plain_model(optimize: Any, name: str
     torch._dynamo.reset()
 
 
-def test_an_exported_program_may_have_dynamic_shapes(optimize: Any) -> None:  # noqa: F811
+def test_an_exported_program_may_have_dynamic_shapes(optimize: Any) -> None:
     model, plain = made("sequential", optimize)
     program = torch.export.export(model, (image(2, 8, 6, 6),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
     x = image(5, 8, 6, 6)
@@ -346,14 +340,14 @@ def test_an_exported_program_may_have_dynamic_shapes(optimize: Any) -> None:  # 
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_traced_graphs_are_those_of_the_plain_model(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_traced_graphs_are_those_of_the_plain_model(optimize: Any, ran: list[str]) -> None:
     model, plain = made("sequential", optimize)
     ran.clear()
     traced = torch.jit.trace(model, image(), check_trace=False)
     assert torch.equal(traced(image()), plain(image())) and not ran and "schedsearch::" not in str(traced.inlined_graph)
 
 
-def test_transforms_of_functions_take_pytorch(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_transforms_of_functions_take_pytorch(optimize: Any, ran: list[str]) -> None:
     model, plain = made("sequential", optimize)
     x, tangent, ran[:] = image(), image() * 0.5, []
     batch = torch.stack([x, -x])
@@ -372,7 +366,7 @@ def test_transforms_of_functions_take_pytorch(optimize: Any, ran: list[str]) -> 
     assert ran
 
 
-def test_parameters_of_functional_call_are_used(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_parameters_of_functional_call_are_used(optimize: Any, ran: list[str]) -> None:
     model, plain = made("sequential", optimize)
     given = {name: each * 2 for name, each in plain.named_parameters()}
     ran.clear()
@@ -381,7 +375,7 @@ def test_parameters_of_functional_call_are_used(optimize: Any, ran: list[str]) -
     alike(model, plain)
 
 
-def test_the_signature_of_forward_is_that_of_the_model(optimize: Any) -> None:  # noqa: F811
+def test_the_signature_of_forward_is_that_of_the_model(optimize: Any) -> None:
     model, plain = made("block", optimize)
     assert inspect.signature(model.forward) == inspect.signature(plain.forward)
     assert (model.forward.__name__, model.forward.__code__) == ("forward", Block.forward.__code__)

@@ -20,7 +20,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Clock, close, db, image, optimize, prepared, ran, small  # noqa: E402, F401
+from torch_support import Clock, close, db, image, optimize, prepared, ran, small, without_autograd  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.errors import ArgumentError, DatabaseError, UsageError  # noqa: E402
@@ -28,17 +28,9 @@ from schedsearch.torch.layers import kernel_op as calls  # noqa: E402
 from schedsearch.torch.models import exported  # noqa: E402
 from schedsearch.torch.operators import store  # noqa: E402
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.usefixtures("without_autograd")]
 nn = torch.nn
 functional = torch.nn.functional
-
-
-@pytest.fixture(autouse=True)
-def _without_autograd() -> Iterator[None]:
-    torch._dynamo.reset()
-    with torch.no_grad():
-        yield
-    torch._dynamo.reset()
 
 
 # --- Optimized models -------------------------------------------------------------------------------------------------
@@ -51,7 +43,7 @@ STRIDED = {
 
 @pytest.mark.parametrize("name", STRIDED)
 @pytest.mark.parametrize("before", [True, False], ids=["before", "afterwards"])
-def test_a_bias_with_gaps_in_memory_is_read_rightly(optimize: Any, ran: list[str], name: str, before: bool) -> None:  # noqa: F811
+def test_a_bias_with_gaps_in_memory_is_read_rightly(optimize: Any, ran: list[str], name: str, before: bool) -> None:
     model, x = prepared(nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU())), image()
     bias = nn.Parameter(STRIDED[name]())
     if before:
@@ -74,8 +66,8 @@ def test_a_kernel_that_was_tuned_later_takes_the_place_of_a_default(tmp_path: Pa
 
 
 def test_a_forward_that_wraps_the_optimized_one_runs_without_kernels_once_it_is_reverted(
-    optimize: Any,  # noqa: F811
-    ran: list[str],  # noqa: F811
+    optimize: Any,
+    ran: list[str],
 ) -> None:
     model, x = small(), image()
     expected = model(x) + 1
@@ -131,12 +123,12 @@ with torch.no_grad():
 """
 
 
-def test_a_forked_child_may_optimize(db: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_forked_child_may_optimize(db: Path, tmp_path: Path) -> None:
     (tmp_path / "forked.py").write_text(FORKED)
     subprocess.run([sys.executable, tmp_path / "forked.py", db], check=True, timeout=800, cwd=Path(__file__).parents[1])
 
 
-def test_a_graph_that_counts_its_calls_counts_them_once(db: Path) -> None:  # noqa: F811
+def test_a_graph_that_counts_its_calls_counts_them_once(db: Path) -> None:
     pytest.importorskip("onnxscript")
 
     class Counted(nn.Module):  # type: ignore[misc, name-defined]
@@ -226,7 +218,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("name", [*SETTINGS, *OTHERS])
-def test_changes_of_settings_are_noticed(optimize: Any, ran: list[str], name: str, copied: bool) -> None:  # noqa: F811
+def test_changes_of_settings_are_noticed(optimize: Any, ran: list[str], name: str, copied: bool) -> None:
     head, x = prepared(Head()), image()
     assert optimize(head, x).swapped
     head = copy.deepcopy(head) if copied else head
@@ -237,7 +229,7 @@ def test_changes_of_settings_are_noticed(optimize: Any, ran: list[str], name: st
     assert torch.equal(head(x), Head.forward(head, x))
 
 
-def test_a_constant_of_a_class_may_change(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_constant_of_a_class_may_change(optimize: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     head, x = prepared(Head()), image()
     optimize(head, x)
     monkeypatch.setattr(Head, "gain", 4.0)
@@ -245,7 +237,7 @@ def test_a_constant_of_a_class_may_change(optimize: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_compiled_model_is_compiled_again_after_changes(optimize: Any, ran: list[str], name: str) -> None:  # noqa: F811
+def test_a_compiled_model_is_compiled_again_after_changes(optimize: Any, ran: list[str], name: str) -> None:
     head, x = prepared(Constants()), image()
     optimize(head, x)
     plain = copy.deepcopy(sst.revert_(copy.deepcopy(head)))
@@ -257,7 +249,7 @@ def test_a_compiled_model_is_compiled_again_after_changes(optimize: Any, ran: li
     assert close(fast(x), plain(x)) and not ran
 
 
-def test_a_compiled_model_reads_weights_of_another_module(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_a_compiled_model_reads_weights_of_another_module(optimize: Any, ran: list[str]) -> None:
     model, x = small(), image()
     optimize(model, x)
     fast = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -267,7 +259,7 @@ def test_a_compiled_model_reads_weights_of_another_module(optimize: Any, ran: li
     assert close(fast(x), model.forward.original(x))
 
 
-def test_modules_that_are_not_registered_are_left_alone(optimize: Any) -> None:  # noqa: F811
+def test_modules_that_are_not_registered_are_left_alone(optimize: Any) -> None:
     class Hidden(nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
@@ -283,7 +275,7 @@ def test_modules_that_are_not_registered_are_left_alone(optimize: Any) -> None: 
     assert close(model(x), functional.conv2d(model.shown(x), torch.ones(8, 8, 1, 1), model.hidden[0].bias))
 
 
-def test_arguments_may_be_given_by_name(optimize: Any, ran: list[str]) -> None:  # noqa: F811
+def test_arguments_may_be_given_by_name(optimize: Any, ran: list[str]) -> None:
     head, x = prepared(Head()), image()
     optimize(head, x)
     for args, named in (((), {"x": x}), ((x, 1.0), {}), ((x,), {"scale": 1.0}), ((), {"scale": 1.0, "x": x, "bias": 0.0})):
@@ -296,7 +288,7 @@ def test_arguments_may_be_given_by_name(optimize: Any, ran: list[str]) -> None: 
         head(y=x)
 
 
-def test_a_crop_is_told_to_be_copied(optimize: Any) -> None:  # noqa: F811
+def test_a_crop_is_told_to_be_copied(optimize: Any) -> None:
     model, crop = small(), image(1, 8, 12, 12)[:, :, 2:8, 2:8]
     optimize(model, crop)
     with pytest.warns(UserWarning, match=r"an image with gaps in memory has to be copied: x.contiguous\(memory_format"):
@@ -312,7 +304,7 @@ class Noisy(nn.Module):  # type: ignore[misc, name-defined]
         return functional.dropout(self.conv(x), 0.5, training=True)
 
 
-def test_random_numbers_are_drawn_as_if_nothing_had_been_measured(optimize: Any) -> None:  # noqa: F811
+def test_random_numbers_are_drawn_as_if_nothing_had_been_measured(optimize: Any) -> None:
     model, x = prepared(Noisy()), image()
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -323,7 +315,7 @@ def test_random_numbers_are_drawn_as_if_nothing_had_been_measured(optimize: Any)
 
 # --- Functions --------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def functions(db: Path) -> Iterator[None]:  # noqa: F811
+def functions(db: Path) -> Iterator[None]:
     with sst.use(db, allow=("default",)):
         yield
 
@@ -450,7 +442,7 @@ def test_operands_that_do_not_fit_are_refused_in_training_too(name: str, trained
 
 
 @pytest.mark.parametrize(("kernel", "dilation"), [((2, 2), 1), ((3, 4), 3)])
-def test_padding_same_is_where_pytorch_puts_it(optimize: Any, kernel: tuple[int, int], dilation: int) -> None:  # noqa: F811
+def test_padding_same_is_where_pytorch_puts_it(optimize: Any, kernel: tuple[int, int], dilation: int) -> None:
     """An odd total has one more row or column behind the image than before it. Sums of such numbers are exact."""
     torch.manual_seed(0)
     x, weight = torch.randint(-4, 5, (2, 8, 7, 9)).float(), torch.randint(-4, 5, (8, 8, *kernel)).float()

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Clock  # noqa: E402
+from torch_support import Clock  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.models import optimize  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from test_torch_optimize import Clock, Residual, prepared  # noqa: E402
+from torch_support import Clock, Residual, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.compiler.backend import schedsearch  # noqa: E402

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integratio
 pytest.importorskip("onnxscript")
 
 from test_torch_backend import compiled, db  # noqa: E402, F401
-from test_torch_optimize import Clock, Sampled, close, image, prepared  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+from torch_support import Clock, Sampled, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.fixed import FixedNet  # noqa: E402
@@ -53,7 +53,7 @@ def _without_autograd() -> Iterator[None]:
 
 
 @pytest.fixture
-def optimize(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:  # noqa: F811
+def optimize(db: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`optimize_` with default kernels and networks that are always faster, beside PyTorch without a compiler."""
     monkeypatch.setattr(inductor, "compiled_or_eager", lambda graph, inputs: graph)
 
@@ -261,7 +261,7 @@ def test_parts_that_lose_are_pytorchs(optimize: Any, ran: list[str]) -> None:
 
 
 # --- torch.compile ----------------------------------------------------------------------------------------------------
-def test_the_backend_has_networks_for_parts_until_weights_change(compiled: Any, ran: list[str]) -> None:  # noqa: F811
+def test_the_backend_has_networks_for_parts_until_weights_change(compiled: Any, ran: list[str]) -> None:
     model, x = prepared(Between()), image()
     fast, reports = compiled(model, timer=Clock(kernels_for_layers=2.0))
     assert close(fast(x), model(x))
@@ -291,7 +291,7 @@ class Times:
 
 
 @pytest.fixture
-def compilations(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:  # noqa: F811
+def compilations(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of nodes of each graph that Inductor compiles."""
     found: list[int] = []
     compile_ = inductor.compiled
@@ -304,7 +304,7 @@ def compilations(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:  
     return found
 
 
-def test_parts_that_win_together_are_not_compiled(compiled: Any, compilations: list[int]) -> None:  # noqa: F811
+def test_parts_that_win_together_are_not_compiled(compiled: Any, compilations: list[int]) -> None:
     model, x = prepared(Between()), image()
     fast, reports = compiled(model, layers=False, timer=Times(1.0, 2.0))
     assert close(fast(x), model(x))
@@ -314,7 +314,7 @@ def test_parts_that_win_together_are_not_compiled(compiled: Any, compilations: l
 
 
 def test_parts_that_lose_together_are_tried_one_by_one(
-    compiled: Any,  # noqa: F811
+    compiled: Any,
     compilations: list[int],
     ran: list[str],
 ) -> None:
@@ -332,7 +332,7 @@ def test_parts_that_lose_together_are_tried_one_by_one(
 
 
 def test_a_graph_that_is_slower_with_networks_for_its_parts_is_inductors(
-    compiled: Any,  # noqa: F811
+    compiled: Any,
     ran: list[str],
 ) -> None:
     model, x = prepared(Between()), image()

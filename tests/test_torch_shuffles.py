@@ -14,23 +14,17 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Clock, close, image, prepared  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
+from torch_support import Clock, close, image, prepared, without_autograd  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.layers import patterns  # noqa: E402
 from schedsearch.torch.models.forward import Plan  # noqa: E402
 
-pytestmark = pytest.mark.integrations
+pytestmark = [pytest.mark.integrations, pytest.mark.usefixtures("without_autograd")]
 nn = torch.nn
 aten = torch.ops.aten
 SHUFFLES = aten.pixel_shuffle.default, aten.pixel_unshuffle.default
-
-
-@pytest.fixture(autouse=True)
-def _without_autograd() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 class OnGpu(torch.fx.Interpreter):  # type: ignore[misc, name-defined]

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from test_torch_optimize import Clock, prepared  # noqa: E402
+from torch_support import Clock, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.compiler import backend, inductor, training  # noqa: E402
