@@ -40,7 +40,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("Tile", "Trilu", "ReduceProd"), "an array without elements"),
     "Dropout": "in training mode or gives its mask|ConstantOfShape",
     "Identity": "is a (sequence|value that may be missing); allowed: arrays",
-    "MaxPool": "the places of the largest pixels",
+    "MaxUnpool": "has an output_shape",
     **dict.fromkeys(REDUCTIONS, "array without elements|axes that are computed"),
     "ReduceMean": "axes that are computed",
     "DFT": "is computed",

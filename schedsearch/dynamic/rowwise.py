@@ -80,9 +80,14 @@ def _numbers(node: ir.Node, name: str, place: int) -> list[int] | None:
 
 def _norms(node: ir.Node, axes: Axes, rank: int) -> Axes | str:
     first = node.attributes.get_int("axis", -1) % rank
-    if any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+    if _gives_more(node):
         return "it gives the mean or deviation of rows whose number is known at run time only"
     return axes if max(axes, default=-1) < first else "extents of the rows that it normalises are known at run time only"
+
+
+def _gives_more(node: ir.Node) -> bool:
+    """Whether anything reads another result than the first one."""
+    return any(value.uses() or value.is_graph_output() for value in node.outputs[1:])
 
 
 def _along(default: int, does: str) -> Callable[[ir.Node, Axes, int], Axes | str]:
@@ -115,6 +120,8 @@ def _but_the_first(axes: Axes) -> str:
 
 def _of_images(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
     """Batch, height and width, where what windows do at the ends does not depend on these."""
+    if axes and _gives_more(node):
+        return "it gives the places of the largest pixels of an array whose extents are known at run time only"
     if axes <= {0}:
         return axes
     if rank != 4 or 1 in axes:

@@ -35,6 +35,7 @@ from schedsearch.network.compositions import (
     sampling,
     spectra,
     sums,
+    unpooling,
     volumes,
 )
 from schedsearch.network.compositions.composition import Rewrite
@@ -57,7 +58,8 @@ def rewrite_nodes(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     fold_filters(model)
-    _rewrite(model, list(model.graph), ACTIVATIONS)  # before views of images come between the nodes of one
+    # before views of images come between the nodes of an activation, and between a pool and its places
+    _rewrite(model, list(model.graph), {**ACTIVATIONS, **unpooling.PLACES})
     lift_rows(model)
     volumes.rewrite_volumes(model)
     seen: set[ir.Node] = set()
@@ -196,5 +198,6 @@ REWRITES: Mapping[str, Rewrite] = {
     **resizing.REWRITTEN,
     **sampling.REWRITTEN,
     **spectra.REWRITTEN,
+    **unpooling.REWRITTEN,
     **volumes.REWRITTEN,
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from schedsearch.network.chain import Chain, Read
+from schedsearch.network.compositions.composition import noted
 from schedsearch.network.epilogue import append_requantise
 from schedsearch.network.facts import (
     FLOATS,
@@ -63,7 +64,9 @@ def _pool(mode: str, *, whole: bool = False) -> Read:
         if len(extents) != 4:
             return f"{name_of(node)} has {len(extents) - 2} spatial dimensions; allowed: 1 to 3"
         if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-            return f"{name_of(node)} gives the places of the largest pixels; allowed: only their values"
+            return (
+                f"{name_of(node)} {noted(node) or 'gives the places of the largest pixels of an array of unknown extents'}"
+            )
         if whole:
             return _chain(node, x, mode, extents[2:], {}, taken)
         kernel = list(node.attributes.get_ints("kernel_shape", ()))
