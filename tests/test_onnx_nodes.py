@@ -35,7 +35,6 @@ COMPUTED = {*ELEMENTWISE, "Concat", "MatMul", "Einsum", "Attention", "RotaryEmbe
 """Operators of which all inputs are inputs of the network; of others it is the first, and the rest are constants."""
 DTYPE = r"(reads|makes|is) (an unknown dtype|\w+); allowed: "
 REFUSED: Mapping[str, str] = {
-    "Col2Im": "blocks of 3 dimensions; allowed: 2",
     "ConvTranspose": "more pixels than there are",
     **dict.fromkeys(("Tile", "Trilu", "ReduceProd"), "an array without elements"),
     "Dropout": "in training mode or gives its mask|ConstantOfShape",

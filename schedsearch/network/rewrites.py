@@ -58,8 +58,8 @@ def rewrite_nodes(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     fold_filters(model)
-    # before views of images come between the nodes of an activation, and between a pool and its places
-    _rewrite(model, list(model.graph), {**ACTIVATIONS, **unpooling.PLACES})
+    # before views of images come between the nodes of an activation, and while pools and blocks may have one axis or three
+    _rewrite(model, list(model.graph), {**ACTIVATIONS, **unpooling.PLACES, **blocks.REWRITTEN})
     lift_rows(model)
     volumes.rewrite_volumes(model)
     seen: set[ir.Node] = set()
@@ -185,7 +185,6 @@ REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view),
     "QuantizeLinear": _quantise,
     **pools.REWRITTEN,
-    **blocks.REWRITTEN,
     **sums.REWRITTEN,
     **places.REWRITTEN,
     **pads.REWRITTEN,

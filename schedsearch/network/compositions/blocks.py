@@ -19,7 +19,7 @@ from schedsearch.network.facts import FLOATS, constant_of, dtype_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_SPATIAL = 2
+_SPATIAL = (1, 2, 3)
 
 
 def _col2im(c: Composition) -> str | None:
@@ -27,14 +27,17 @@ def _col2im(c: Composition) -> str | None:
     if any(each is None for each in given):
         return "has an image or a block whose extents are computed; allowed: constants"
     image, block = ([int(extent) for extent in each.ravel()] for each in given if each is not None)
-    if len(image) != _SPATIAL or len(block) != _SPATIAL:
-        return f"has blocks of {len(block)} dimensions; allowed: {_SPATIAL}"
+    rank = len(image)
+    if rank not in _SPATIAL or len(block) != rank:
+        return f"has blocks of {len(block)} dimensions in images of {rank}; allowed: 1 to 3, as many in both"
     if dtype_of(x) not in FLOATS:
         return f"adds {dtype_of(x)}; allowed: {', '.join(FLOATS)}"
-    read, ones = c.node.attributes, (1,) * _SPATIAL
+    read, ones = c.node.attributes, (1,) * rank
     strides, dilations = (list(read.get_ints(name, ones)) for name in ("strides", "dilations"))
-    pads = list(read.get_ints("pads", (0,) * 2 * _SPATIAL))
-    around = [extent + before + after for extent, before, after in zip(image, pads, pads[_SPATIAL:])]
+    if rank != 2 and max(dilations) > 1:  # ONNX Runtime 1.32 differs from ONNX's definition there
+        return f"has dilations {dilations}, with which runtimes add pixels at different places; allowed but in images: 1"
+    pads = list(read.get_ints("pads", (0,) * 2 * rank))
+    around = [extent + before + after for extent, before, after in zip(image, pads, pads[rank:])]
     reach = [(extent - 1) * dilation + 1 for extent, dilation in zip(block, dilations)]
     grid = [(extent - own) // stride + 1 for extent, own, stride in zip(around, reach, strides)]
     n, pixels, columns = shape_of(x)
@@ -66,12 +69,12 @@ def _side_by_side(
     c: Composition, ends: Sequence[int], places: ir.Value, block: Sequence[int], grid: Sequence[int]
 ) -> ir.Value:
     """Blocks that touch and do not overlap: their pixels are moved."""
-    (rows, columns), (down, across) = block, grid
-    image = [*ends, rows * down, columns * across]
-    if rows == columns:
-        return c.add("DepthToSpace", [places], image, blocksize=rows, mode="CRD")
-    parted = c.reshape(places, [*ends, rows, columns, down, across])
-    return c.reshape(c.transpose(parted, [0, 1, 4, 2, 5, 3]), image)
+    image, rank = [*ends, *(count * extent for count, extent in zip(grid, block))], len(block)
+    if rank == 2 and block[0] == block[1]:
+        return c.add("DepthToSpace", [places], image, blocksize=block[0], mode="CRD")
+    parted = c.reshape(places, [*ends, *block, *grid])
+    order = [each for axis in range(2, 2 + rank) for each in (axis + rank, axis)]
+    return c.reshape(c.transpose(parted, [0, 1, *order]), image)
 
 
 REWRITTEN: Mapping[str, Rewrite] = {"Col2Im": rewrite(_col2im)}
