@@ -279,7 +279,7 @@ def test_a_network_of_rows_runs_on_the_cpu(tmp_path: Path) -> None:
 # --- What is refused ----------------------------------------------------------------------------------------------------
 def test_a_computed_weight_is_refused_by_name() -> None:
     net = Net(6, 4, 3)
-    net.node("Conv", net.weight("image", 1, 4, WIDTH), net.node("Relu", "x"), name="guilty")
+    net.node("ConvTranspose", net.weight("image", 1, 6, WIDTH), net.node("Relu", "x"), name="guilty")
     with pytest.raises(ModelError, match=r"guilty \(has a weight that is computed; allowed: a constant"):
         lowered(net.model())
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from schedsearch.dynamic.follow import enlarged
 from schedsearch.network.compositions.normalisations import SOFTMAX_OPSET
 from schedsearch.network.elementwise import ELEMENTWISE
-from schedsearch.network.facts import constant_of, optional_input
+from schedsearch.network.facts import constant_of, folded, optional_input
 from schedsearch.network.others import RESIZES, resize_scales, resize_words
 from schedsearch.ops.resize import ResizeParams
 from schedsearch.workload import Workload
@@ -122,6 +122,8 @@ def _of_images(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
     """Batch, height and width, where what windows do at the ends does not depend on these."""
     if axes and _gives_more(node):
         return "it gives the places of the largest pixels of an array whose extents are known at run time only"
+    if axes and node.op_type == "Conv" and folded(node.inputs[1]) is None:
+        return "its filters are computed, and extents of its images are known at run time only"
     if axes <= {0}:
         return axes
     if rank != 4 or 1 in axes:

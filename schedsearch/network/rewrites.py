@@ -22,6 +22,7 @@ import numpy as np
 from schedsearch.network.compositions import (
     attention,
     blocks,
+    computed_filters,
     einsum,
     gates,
     normalisations,
@@ -58,8 +59,8 @@ def rewrite_nodes(model: ir.Model) -> None:
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     fold_filters(model)
-    # before views of images come between the nodes of an activation, and while pools and blocks may have one axis or three
-    _rewrite(model, list(model.graph), {**ACTIVATIONS, **unpooling.PLACES, **blocks.REWRITTEN})
+    # before views of images come between the nodes of an activation, and while images may have one axis or three
+    _rewrite(model, list(model.graph), _FIRST)
     lift_rows(model)
     volumes.rewrite_volumes(model)
     seen: set[ir.Node] = set()
@@ -177,6 +178,12 @@ def _quantise(model: ir.Model, node: ir.Node) -> None:
 
 
 ACTIVATIONS: Mapping[str, Rewrite] = {"Mul": _product, **gates.REWRITTEN}
+_FIRST: Mapping[str, Rewrite] = {
+    **ACTIVATIONS,
+    **blocks.REWRITTEN,
+    **computed_filters.REWRITTEN,
+    **unpooling.PLACES,
+}
 REWRITES: Mapping[str, Rewrite] = {
     **ACTIVATIONS,
     "ConvTranspose": transposed_convolution,
