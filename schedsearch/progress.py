@@ -316,6 +316,13 @@ def stage(text: str) -> None:
         display.stage(text)
 
 
+def say(text: str) -> None:
+    """Shows a line that stays, if a call is under way that has a display."""
+    display = _current.get()
+    if display is not None:
+        display.say(text)
+
+
 def cut(text: str, width: int) -> str:
     """At most `width` characters, the last an ellipsis if there are more."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

@@ -16,16 +16,19 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fleet_support import Cluster, cluster, free_port, make_certificates
 
 from schedsearch.errors import AwayError, DatabaseError, DeviceBusyError, DeviceError, Interrupted, LostError
-from schedsearch.measurement import Outcome, Record
+from schedsearch.measurement import COLD_GRAPH, Measurement, Outcome, Record
+from schedsearch.progress import shown
 from schedsearch.records.store import Store
 from schedsearch.session import tune
 from schedsearch.session.observer import Observer, Trial
+from schedsearch.target import PRESETS
 from schedsearch.workload import Workload
 
 pytest.importorskip("distributed", reason="needs Dask, which `make test-fleet` installs")
@@ -223,6 +226,8 @@ def test_workers_that_are_killed_cost_no_result(fleet: Cluster, tmp_path: Path) 
 def test_a_scheduler_that_goes_away_ends_the_run_cleanly_and_it_goes_on_later(tmp_path: Path) -> None:
     from schedsearch.fleet import Connection
 
+    said: list[str] = []
+
     class Cuts(Observer):
         def on_trial(self, event: Trial) -> None:
             if event.done == 4:
@@ -231,8 +236,9 @@ def test_a_scheduler_that_goes_away_ends_the_run_cleanly_and_it_goes_on_later(tm
     with cluster(tmp_path / "fleet", ("--builds", "2")) as made:
         wait_for_workers(made, 1)
         there = Connection(made.address, patience_s=3)
-        with pytest.raises(LostError, match=r"has not answered|no worker|for \d+ s"):
+        with shown(say=said.append), pytest.raises(LostError, match=r"has not answered|no worker|for \d+ s"):
             tune([SMALL], tmp_path / "r.db", scheduler=there, target="cpu", trials=16, tuner="random", observers=[Cuts()])
+        assert said.count(f"the scheduler {made.address} does not answer; the run waits for it, at most 3 s") == 1
         before = records_of(tmp_path / "r.db")
         assert 4 <= len(before) < 16
         assert Outcome.WORKER_LOST not in {each.measurement.outcome for each in before}, (
@@ -326,11 +332,38 @@ def test_a_call_that_dask_lost_in_any_way_is_away_and_what_it_raised_itself_is_r
     fleet.roster.members = {"tcp://w": None}  # type: ignore[dict-item]
     with pytest.raises(AwayError, match=r"did not answer within 0\.1 s"):
         fleet.result(Answered("pending"), "tcp://w", 0.1)
+    assert fleet.lost("tcp://w").begun
     scheduler.close()  # all calls are lost with it, whatever they compute
+    assert not fleet.lost("tcp://w").begun
     for future in (Answered("cancelled"), Answered("error", error=KilledWorker("closed"))):
         with pytest.raises(AwayError, match=r"was lost: the scheduler .* cannot be reached") as caught:
             fleet.result(future, "tcp://w", 10.0)
         assert not caught.value.begun
+
+
+def builds_after(losses: list[AwayError]) -> tuple[int, list[Measurement]]:
+    """How many candidates a builder still has, and how they failed, when the workers of its only one are gone in turn."""
+    from schedsearch.fleet.builder import FleetBuilder, _Batch, _Queued
+
+    fleet: Any = SimpleNamespace(has=lambda address: False)
+    builder = FleetBuilder(fleet, PRESETS["h200"], {}, 1.0, COLD_GRAPH)
+    task: Any = SimpleNamespace(token=0)
+    builder._queue.append(_Queued(task))
+    for error in losses:
+        fleet.lost = lambda address, error=error: error
+        batch = _Batch("tcp://gone", [builder._queue.popleft()], Answered("pending"), time.monotonic() + 60)
+        builder._batches.add(batch)
+        builder._expire()
+    failed = [result for _, result in builder._done if isinstance(result, Measurement)]
+    return builder.pending - len(failed), failed
+
+
+def test_a_candidate_that_loses_two_workers_has_failed_unless_the_scheduler_was_gone() -> None:
+    gone, away = AwayError("it was lost"), AwayError("it was lost: the scheduler cannot be reached", begun=False)
+    for losses in ([gone], [gone, away], [away, away, away]):
+        assert builds_after(losses) == (1, [])
+    left, (failed,) = builds_after([gone, away, gone])
+    assert (left, failed.outcome) == (0, Outcome.WORKER_LOST) and "for the second time" in failed.message
 
 
 def test_the_example_of_two_terminals(tmp_path: Path) -> None:

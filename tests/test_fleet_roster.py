@@ -57,6 +57,18 @@ def test_the_addresses_that_are_taken(tmp_path: Path) -> None:
     assert "127.0.0.1" in command(Connection(LOCAL), builds=1, gpus=0), "loopback unless configured"
 
 
+def test_how_to_start_a_worker_of_a_scheduler(tmp_path: Path) -> None:
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    far = "10.1.2.3:8786"
+    assert Connection(LOCAL).worker_command == f"schedsearch worker {LOCAL}"
+    assert Connection(f"tls://{far}", tmp_path).worker_command == f"schedsearch worker tls://{far} --tls {tmp_path}"
+    trusting = Connection(f"tcp://{far}", trust_network=True)
+    assert trusting.worker_command == f"schedsearch worker tcp://{far} --trust-network"
+    with pytest.raises(DeviceError, match=f"has no worker that can be used; start one: schedsearch worker tcp://{far} --tr"):
+        Roster(trusting).chosen("cpu")
+
+
 def a_worker(*devices: Target, **facts: Any) -> dict[str, Any]:
     return {
         "host": "node1", "pid": 1, "schedsearch": host.version(), "python": "3.12.1", "toolchains": {"cuda": COMPILERS},

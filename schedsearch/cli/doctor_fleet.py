@@ -49,7 +49,7 @@ def show(connection: Connection, as_json: bool) -> None:
 def _refusal(roster: Roster) -> str:
     """Why no run would begin here; "" if one would."""
     if not roster.members:
-        return f"{roster.connection.address} has no worker that can be used; start one: schedsearch worker ADDRESS"
+        return f"{roster.connection.address} has no worker that can be used; start one: {roster.connection.worker_command}"
     there = {device.kind for device, _ in roster.devices().values()}
     kinds: tuple[Kind, ...] = ("cuda", "cpu")
     for kind in kinds:

@@ -182,7 +182,7 @@ class FleetBuilder(Submitting, Closing):
             try:
                 results = self._fleet.result(batch.future, batch.address, limit_s=_START_S)
             except AwayError as error:
-                self._lose(batch, str(error))
+                self._lose(batch, str(error), begun=error.begun)
             except SchedsearchError as error:  # the worker cannot build: no memory, no folder, no compiler
                 self._lose(batch, f"{self._fleet_name(batch.address)} cannot build: {error}")
             else:
@@ -200,17 +200,18 @@ class FleetBuilder(Submitting, Closing):
             if batch.future.done():
                 continue
             if not self._fleet.has(batch.address):
-                self._lose(batch, f"the worker {batch.address} was lost")
+                error = self._fleet.lost(batch.address)
+                self._lose(batch, str(error), begun=error.begun)
             elif now_s > batch.ends_s:
                 batch.future.cancel()
                 self._lose(batch, f"the worker {batch.address} did not answer")
 
-    def _lose(self, batch: _Batch, why: str) -> None:
-        """What a lost worker had is built again, each candidate alone, and once only."""
+    def _lose(self, batch: _Batch, why: str, begun: bool = True) -> None:
+        """What a lost worker had is built again, each candidate alone, and once only. What had not `begun` loses nothing."""
         self._batches.discard(batch)
         again: list[_Queued] = []
         for queued in batch.queued:
-            queued.tries += 1
+            queued.tries += begun
             if queued.tries < _TRIES:
                 again.append(queued)
                 continue

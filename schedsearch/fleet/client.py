@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import itertools
 import logging
 import threading
@@ -27,7 +28,7 @@ from schedsearch.errors import AwayError, DeviceError, UsageError, first_line
 from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection
 from schedsearch.fleet.roster import Kind, Roster
-from schedsearch.progress import stage
+from schedsearch.progress import say, stage
 from schedsearch.typed import JsonObject
 
 try:
@@ -39,6 +40,7 @@ CONNECT_S = 10.0
 _TICK_S = 0.5
 _ASK_S = 5.0  # for an answer of the scheduler
 _SILENT_S = 20.0  # after which a scheduler that does not answer, but is connected, counts as away
+_ENDS_S = 0.1  # a scheduler that is told to end lets go of its workers first, and hears calls for some 20 ms more
 _DESCRIBE_S = 120.0  # a worker imports its compilers
 _RENEW_EVERY_S = host.LEASE_S / 4
 _LOST = (
@@ -74,8 +76,10 @@ class Fleet(Closing):
         self._held: set[str] = set()  # workers whose devices this run holds
         self._closed = threading.Event()
         self._looking = threading.Lock()
+        self._is_away = False
         self._client = self._connect()
-        self._watcher = threading.Thread(target=self._watch, name="fleet", daemon=True)
+        within = contextvars.copy_context()  # of the call, which has a display
+        self._watcher = threading.Thread(target=within.run, args=(self._watch,), name="fleet", daemon=True)
         self._watcher.start()
 
     # ---- who is there
@@ -142,10 +146,12 @@ class Fleet(Closing):
         except Exception:  # the scheduler does not answer, in one of many ways
             if self._client.status == "running" and time.monotonic() - self._seen_s < _SILENT_S:
                 return  # it is connected, so it may only be slow
+            self._tell(away=True)
             self.roster.keep({})
             self._asked = {}
             return
         self._seen_s = time.monotonic()
+        self._tell(away=False)
         self.roster.keep(workers)
         for address in [address for address in self._asked if address not in workers]:
             del self._asked[address]
@@ -157,6 +163,16 @@ class Fleet(Closing):
             elif self._asked[address][0].done():
                 future, asked_s = self._asked.pop(address)
                 self._take(address, info, future, asked_s)
+
+    def _tell(self, *, away: bool) -> None:
+        """Says once that the scheduler does not answer, and that it does again."""
+        if away == self._is_away:
+            return
+        self._is_away, where = away, self.connection.address
+        if away:
+            say(f"the scheduler {where} does not answer; the run waits for it, at most {self.connection.patience_s:g} s")
+        else:
+            say(f"the scheduler {where} answers again")
 
     def _take(self, address: str, info: JsonObject, future: Any, asked_s: float) -> None:
         """A worker has described itself, or failed to."""
@@ -255,12 +271,18 @@ class Fleet(Closing):
             why = f"did not answer within {limit_s:g} s" if late else "was lost"
             raise self._away(f"the worker {address} {why}")
 
+    def lost(self, address: str) -> AwayError:
+        """What has become of a call whose worker is gone."""
+        return self._away(f"the worker {address} was lost")
+
     def _away(self, message: str) -> AwayError:
         """A call is lost. If the scheduler went away, all calls are, whatever they compute: none counts as begun then."""
-        try:
-            self.connection.require_scheduler()
-        except DeviceError as error:
-            return AwayError(f"{message}: {error}", begun=False)
+        for pause_s in (0.0, _ENDS_S):
+            time.sleep(pause_s)
+            try:
+                self.connection.require_scheduler()
+            except DeviceError as error:
+                return AwayError(f"{message}: {error}", begun=False)
         return AwayError(message)
 
     def hold(self, address: str) -> None:

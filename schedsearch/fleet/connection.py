@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,12 @@ class Connection:
             if self.tls is not None:
                 start = f"dask scheduler --protocol tls --port {port} with its certificates, as docs/fleet.md shows"
             raise DeviceError(f"the scheduler {self.address} cannot be reached: {error}; start one: {start}") from error
+
+    @property
+    def worker_command(self) -> str:
+        """How to start a worker of this scheduler."""
+        tls = "" if self.tls is None else f" --tls {shlex.quote(str(self.tls))}"
+        return f"schedsearch worker {self.address}{tls}{' --trust-network' if self.trust_network else ''}"
 
     @property
     def certificates(self) -> tuple[str, str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -10,6 +11,8 @@ from schedsearch.fleet import host
 
 def dask_setup(worker: Any) -> None:
     """Looks at devices and compilers ahead of the first question, which takes seconds."""
+    # A worker that ends in the middle of a build warns about its own coroutine, which nobody can do anything about.
+    logging.getLogger("distributed.worker.state_machine").setLevel(logging.ERROR)
     threading.Thread(target=host.describe, name="schedsearch-describe", daemon=True).start()
 
 

@@ -132,8 +132,8 @@ class Roster:
         cards = ", ".join(f"{count} {name}" for name, count in there.items()) or "no GPU"
         refused = "".join(f"; {address} is not used: {why}" for address, why in self.refused.items())
         if not self.members:
-            address = self.connection.address
-            return f"{address} has no worker that can be used{refused}; start one: schedsearch worker {address}"
+            start = self.connection.worker_command
+            return f"{self.connection.address} has no worker that can be used{refused}; start one: {start}"
         remedy = f"start a worker on a host with {'one' if selector.startswith('cuda') else selector}"
         where = self.connection.address
         return f"no worker of {where} has what --target {selector} names: they have {cards}{refused}; {remedy}"

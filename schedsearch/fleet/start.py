@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from schedsearch.errors import DeviceError, UsageError
 from schedsearch.fleet import host
 from schedsearch.fleet.connection import Connection, is_loopback
+from schedsearch.text import counted
 
 _RETRY_S = 1.0
 _LOOK_S = 0.2
@@ -98,7 +99,8 @@ def become_worker(
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.append(number))
-    print(f"a worker of {connection.address}: {builds} builds at the same time, {gpus} GPUs", flush=True)
+    lent = counted(gpus, "GPU") if gpus else "the CPU" if measures else "no device"
+    print(f"a worker of {connection.address}: {counted(builds, 'build')} at a time, {lent} to measure on", flush=True)
     while True:  # a Dask worker ends when its scheduler goes away
         _run(arguments, environment, signals)
         _wait_for_scheduler(connection, signals)
