@@ -17,10 +17,10 @@ import pytest
 from cli_support import ONE_THREAD, TINY, alive, children, events, isolate, schedsearch, start
 from session_support import Counted
 
-from schedsearch.cli.tune import _print_next
+from schedsearch.cli.tune import _conclude, _print_next
 from schedsearch.config import Config
 from schedsearch.device.detect import detect
-from schedsearch.errors import UsageError
+from schedsearch.errors import NoValidConfigError, UsageError
 from schedsearch.measure import DeviceLock
 from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED
 from schedsearch.records.store import Store
@@ -282,6 +282,19 @@ class TestRun:
         assert {entry["outcome"] for entry in failures} == {"compile_error", "wrong_answer"}
         assert all(entry["message"] for entry in failures)
         assert json.loads(schedsearch("records", "best", "--db", "t.db", "--json").stdout) == []
+
+    @pytest.mark.parametrize(("failures", "is_shown"), [({}, False), ({"wrong_answer": 2}, True)])
+    def test_records_are_named_only_if_a_trial_failed(self, folder: Path, failures: dict[str, int], is_shown: bool) -> None:
+        """No trial begins where the arrays of a task do not fit into memory."""
+        workload = Workload("softmax", {"x": [4, 4]})
+        file = SimpleNamespace(tasks=[SimpleNamespace(workload=workload, name="large")])
+        task = SimpleNamespace(
+            best_ns=None, problem="its arrays do not fit", why_invalid="", outcomes=failures, failures=failures
+        )
+        summary: Any = SimpleNamespace(tasks=[task], ranges=[])
+        with pytest.raises(NoValidConfigError, match=r"found for large \(its arrays do not fit\)") as caught:
+            _conclude(summary, file, "t.db", "cpu", COLD_GRAPH, True)  # type: ignore[arg-type]
+        assert ("records list" in str(caught.value)) == is_shown
 
 
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # which end a run as Ctrl-C does

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper  # noqa: E402
 
 import schedsearch  # noqa: E402
 from schedsearch.errors import DeviceError  # noqa: E402
+from schedsearch.network.model import ModelError  # noqa: E402
 
 
 def places(folder: Path, count: int) -> Path:
@@ -42,3 +43,20 @@ def test_a_declared_shape_that_holds_serves(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, [[0, 1, 2, 3]])
         with pytest.raises(DeviceError, match=r"\[1, 2\] in this call, and \[1, 4\] in the network"):
             net.evaluate({"x": np.array([0, 1, 0, 1], np.float32)})
+
+
+@pytest.mark.parametrize("fallback", [None, "onnxruntime"])
+def test_a_declared_shape_that_contradicts_the_inputs_is_named(tmp_path: Path, fallback: str | None) -> None:
+    """Rows [1, 4] are repeated as often as a call says; 5 columns are impossible."""
+    nodes = [
+        helper.make_node("Expand", ["x", "shape"], ["wide"], name="repeat"),
+        helper.make_node("Relu", ["wide"], ["y"], name="positive"),
+    ]
+    info = helper.make_tensor_value_info
+    inputs = [info("x", TensorProto.FLOAT, [1, 4]), info("shape", TensorProto.INT64, [2])]
+    graph = helper.make_graph(nodes, "net", inputs, [info("y", TensorProto.FLOAT, [3, 5])])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "net.onnx")
+    with pytest.raises(
+        ModelError, match=r"'y' at node positive .* contradicts the \[3,5\] that the model declares: node repeat"
+    ):
+        schedsearch.build(tmp_path / "net.onnx", target="cpu", db=tmp_path / "records.db", fallback=fallback)

@@ -238,12 +238,11 @@ def _conclude(summary: RunSummary, file: WorkloadFile, db: str, selector: str, m
         if task.best_ns is None:
             reason = task.problem or task.why_invalid
             (failed if reason or task.outcomes else unmeasured).append(f"{name} ({reason})" if reason else name)
-    failed += [f"{each.of_range.label} ({each.problem})" for each in summary.ranges if each.table is None]
-    if failed:
-        raise NoValidConfigError(
-            f"no valid configuration was found for {', '.join(failed + unmeasured)}; "
-            f"see why: schedsearch records list --db {shlex.quote(db)} --failed"
-        )
+    lacking = [f"{each.of_range.label} ({each.problem})" for each in summary.ranges if each.table is None]
+    if failed or lacking:
+        is_recorded = lacking or any(task.failures for task in summary.tasks if task.best_ns is None)
+        where = f"; see why: schedsearch records list --db {shlex.quote(db)} --failed" if is_recorded else ""
+        raise NoValidConfigError(f"no valid configuration was found for {', '.join(failed + lacking + unmeasured)}{where}")
     if unmeasured:
         raise NoValidConfigError(f"the time was over before {', '.join(unmeasured)} had a result; give more, e.g. --time 5m")
 

@@ -20,6 +20,7 @@ RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLi
 """Operators whose results may differ from run to run."""
 CONTROL = "schedsearch.control"  # the domain of nodes whose bodies are models of their own: `control.isolated` makes them
 BODIES = "schedsearch.bodies"  # these models, in the meta data of such a node
+_DECLARED = "schedsearch.declared_shape"  # in the meta data of a value: what the model declares and its inputs contradict
 _DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a dtype has another name than ONNX's
 
 
@@ -70,10 +71,17 @@ def extents_of(node: ir.Node, value: ir.Value) -> list[int]:
     """
     if value.shape is None or not value.shape.is_static():
         got = "is unknown" if value.shape is None else f"is {value.shape}"
+        if (declared := value.meta.get(_DECLARED)) is not None:
+            got += f", which contradicts the {declared} that the model declares"
         raise UnknownShapeError(
             f"the shape of {value.name!r} at node {name_of(node)} ({node.op_type}) {got}: {why_unknown(value)}"
         )
     return [int(extent) for extent in value.shape]
+
+
+def note_wrong_shape(value: ir.Value) -> None:
+    """Keeps a declared shape that contradicts the inputs, for the message of `extents_of`."""
+    value.meta[_DECLARED] = str(value.shape)
 
 
 def partial_extents(node: ir.Node, place: int) -> list[int | None] | None:

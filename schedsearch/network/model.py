@@ -258,6 +258,8 @@ def _check_shapes(model: ir.Model, outline: Outline) -> None:
     Raises:
         ModelError: a dtype or a shape is impossible.
     """
+    from schedsearch.network.facts import note_wrong_shape
+
     fixed = {
         str(value.name): [int(extent) for extent in value.shape]
         for value in model.graph.inputs
@@ -269,6 +271,7 @@ def _check_shapes(model: ir.Model, outline: Outline) -> None:
             kind = found[value.name].tensor_type
             extents = [each.dim_value if each.HasField("dim_value") else None for each in kind.shape.dim]
             if kind.HasField("shape") and not _agree(extents, list(value.shape)):
+                note_wrong_shape(value)
                 value.shape = None
 
 
