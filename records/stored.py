@@ -152,6 +152,14 @@ class Stored:
         query = queries.records().where(*queries.matching(run=run), schema.record.c.id > record_id)
         return self._read(query.order_by(schema.record.c.id).limit(limit))
 
+    def records_of(self, record_ids: Collection[int]) -> list[RecordRow]:
+        """Some records by their ids, in the order of appending. Ids without a record are left out.
+
+        Args:
+            record_ids: at most a few thousand; a database takes so many values in one statement.
+        """
+        return self._read(queries.records().where(schema.record.c.id.in_(record_ids)).order_by(schema.record.c.id))
+
     def _read(self, query: sa.Select[Any]) -> list[RecordRow]:
         return list(self.reader().records(self._fetched(query)))
 

@@ -408,6 +408,12 @@ class StoreContract(ABC):
         new = store.append(record(number=9))
         assert [row.record() for row in store.records_after(ids[-1])] == [record(number=9)] and new > ids[-1]
 
+    def test_some_records_are_read_by_their_ids_in_order(self, store: Store) -> None:
+        ids = [store.append(record(number=number)) for number in range(4)]
+        found = store.records_of([ids[3], ids[0], ids[3] + 1000])
+        assert [(row.id, row.record()) for row in found] == [(ids[0], record(number=0)), (ids[3], record(number=3))]
+        assert store.records_of([]) == []
+
     def test_threads_may_share_a_store(self, store: Store) -> None:
 
         with ThreadPoolExecutor(4) as pool:

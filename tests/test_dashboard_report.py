@@ -19,11 +19,13 @@ from click.testing import CliRunner
 from dashboard_support import HOSTILE, hostile_database, sample_database
 from session_support import World
 
+from schedsearch import progress
 from schedsearch.cli.main import main
 from schedsearch.dashboard import report as reports
 from schedsearch.dashboard.answers import Answers
 from schedsearch.errors import DatabaseError
 from schedsearch.records import output
+from schedsearch.records.reader import Reader
 
 REPLAY = Path(__file__).parents[1] / "benchmarks" / "results" / "replay_xgb.json"
 
@@ -93,6 +95,26 @@ class TestHtml:
             assert set(ids) <= set(found)
         assert len(found["records"]["records"]["id"]) == shown
 
+    def test_trials_that_are_not_shown_are_not_read_whole(self, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Reading a record whole takes ten times as long as reading its columns."""
+        monkeypatch.setattr(reports, "WHOLE_TRIALS", 60)
+        monkeypatch.setattr(reports, "_BEST_OF_A_TASK", 5)
+        made: list[int] = []
+        record = Reader.record
+        monkeypatch.setattr(Reader, "record", lambda reader, row: made.append(row.id) or record(reader, row))
+        found = held(html_of(sample))
+        shown = sorted(int(path.partition(".")[2]) for path in found if path.startswith("trial/"))
+        assert len(shown) < 132 and set(made) == set(shown)
+
+    def test_what_trials_have_in_common_is_made_once(self, sample: Path) -> None:
+        answers = Answers([str(sample)])
+        found = dict(reports.report_answers(answers))
+        answers.close()
+        trials = [value for path, value in found.items() if path.startswith("trial/")]
+        cards = [fact for trial in trials for fact in trial["facts"] if fact["name"] == "card"]
+        assert len(cards) == len(trials) == 132
+        assert len({id(card) for card in cards}) == len({trial["task"] for trial in trials}) == 3
+
     def test_a_report_of_nothing_is_a_page_too(self, tmp_path: Path) -> None:
         found = held(html_of(tmp_path / "missing.db"))
         assert found["overview"]["databases"][0]["problem"].startswith("no database")
@@ -137,6 +159,19 @@ class TestCommand:
         result = CliRunner().invoke(main, ["report", str(sample), "-o", str(tmp_path / name)])
         assert (result.exit_code, result.stdout) == (0, ""), result.output
         assert (tmp_path / name).read_text(encoding="utf-8").startswith(start)
+
+    def test_it_shows_how_far_it_is(self, sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        said: list[str] = []
+
+        def stage(text: str) -> None:
+            assert progress.is_shown()
+            said.append(text)
+
+        monkeypatch.setattr(progress, "stage", stage)
+        assert CliRunner().invoke(main, ["report", str(sample), "-o", str(tmp_path / "r.html")]).exit_code == 0
+        assert said[0] == "reading the databases" and said[-1] == "packing the page"
+        assert sum("what the knobs are worth" in text for text in said) == 3
+        assert any(text.startswith("task small on cuda:") and text.endswith(": trial 0 of 44") for text in said)
 
     def test_without_a_file_it_prints_markdown(self, sample: Path) -> None:
         assert CliRunner().invoke(main, ["report", str(sample)]).stdout.startswith("| task |")

@@ -164,6 +164,7 @@ def report(files: tuple[str, ...], databases: tuple[str, ...], output: str | Non
     """
     import json
 
+    from schedsearch import progress
     from schedsearch.dashboard import report as reports
     from schedsearch.dashboard.answers import Answers, split_files
 
@@ -193,12 +194,13 @@ def report(files: tuple[str, ...], databases: tuple[str, ...], output: str | Non
             raise DatabaseError("; ".join(problems))
         for problem in problems:
             render.note(f"warning: {problem}")
-        if kind == "html":
-            text = reports.report_html(answers)
-        elif kind == "json":
-            text = json.dumps(dict(reports.report_answers(answers)), allow_nan=False) + "\n"
-        else:
-            text = reports.report_markdown(answers) if kind == "markdown" else reports.report_csv(answers)
+        with progress.shown():
+            if kind == "html":
+                text = reports.report_html(answers)
+            elif kind == "json":
+                text = json.dumps(dict(reports.report_answers(answers)), allow_nan=False) + "\n"
+            else:
+                text = reports.report_markdown(answers) if kind == "markdown" else reports.report_csv(answers)
     finally:
         answers.close()
     _write(text, output)

@@ -20,7 +20,7 @@ from schedsearch.dashboard.replays import replay_view
 from schedsearch.dashboard.source import Source, TaskId, task_key
 from schedsearch.dashboard.task import task_view
 from schedsearch.dashboard.timeline import run_view
-from schedsearch.dashboard.trial import trial_view
+from schedsearch.dashboard.trial import TrialViews
 from schedsearch.dashboard.views.compare import CompareView
 from schedsearch.dashboard.views.importance import ImportanceView
 from schedsearch.dashboard.views.overview import Overview, Side, TaskRow
@@ -258,9 +258,12 @@ class Answers:
         rows = overview.task_rows(source)
         if task not in rows:
             raise UnknownPathError(f"the task of trial {key} cannot be read")
-        return to_json(
-            trial_view(source, record, rows[task], self.pairs(rows[task].key), self.kernels, listing=self.listings.get)
-        )
+        return self.trial_views(source, task).json(record, listing=self.listings.get)
+
+    def trial_views(self, source: Source, task: TaskId) -> TrialViews:
+        """What makes the views of a task's trials as they are now. The task has a row in the overview."""
+        row = overview.task_rows(source)[task]
+        return TrialViews(source, row, self.pairs(row.key), self.kernels)
 
     def _run(self, key: str) -> JSON:
         source = self._source(key)

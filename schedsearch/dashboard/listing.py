@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from schedsearch.dashboard import loose
@@ -55,6 +55,7 @@ def records_view(
     query: Mapping[str, str],
     *,
     most: int = MOST,
+    keep: Mapping[str, Collection[int]] | None = None,
 ) -> RecordsView:
     """A page of records.
 
@@ -62,6 +63,7 @@ def records_view(
         rows: the tasks' rows of the overview, by source key.
         query: see `RecordsView`; what is not valid there is taken as not given.
         most: records on a page at most.
+        keep: task key -> the ids of the only records to list; `total` and `tasks` are of all.
     """
     sort = _SORTS.get(query.get("sort", ""), "finished_at")
     descending = query.get("descending", "0" if sort == "time_ns" else "1") != "0"
@@ -87,7 +89,8 @@ def records_view(
             if (source.key, task) not in tasks:
                 tasks[source.key, task] = len(shown_tasks)
                 shown_tasks.append(rows[source.key][task])
-            found.append(_Listed._make((*row, tasks[source.key, task])))
+            if keep is None or row[0] in keep[rows[source.key][task].key]:
+                found.append(_Listed._make((*row, tasks[source.key, task])))
     found.sort(key=lambda row: getattr(row, sort) or 0, reverse=descending)
     found.sort(key=lambda row: getattr(row, sort) is None)
     paths = {source.key: shlex.quote(source.path) for source in sources}

@@ -82,10 +82,13 @@ def modes_of(times_ns: Sequence[float]) -> tuple[Mode, Mode] | None:
     Sources: J. A. Hartigan and P. M. Hartigan, "The dip test of unimodality", Annals of Statistics 13 (1985) 70; the split
     is W. D. Fisher's, "On grouping for maximum homogeneity", J. of the American Statistical Association 53 (1958) 789.
     """
+    return None if len(times_ns) < LEAST_REPETITIONS else _modes(tuple(times_ns))
+
+
+@lru_cache(maxsize=256)  # one view asks several times
+def _modes(times_ns: tuple[float, ...]) -> tuple[Mode, Mode] | None:
     ranked: Floats = np.sort(np.asarray(times_ns, dtype=np.float64))
     n = len(ranked)
-    if n < LEAST_REPETITIONS:
-        return None
     at = _split(ranked)
     low, high = (float(np.median(part)) for part in (ranked[:at], ranked[at:]))
     if min(at, n - at) < LEAST_SHARE * n or high < (1 + LEAST_APART) * low or dip(ranked) * math.sqrt(n) <= _critical(n):

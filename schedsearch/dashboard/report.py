@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from schedsearch import progress
 from schedsearch.dashboard import overview
 from schedsearch.dashboard.answers import Answers, package_version
 from schedsearch.dashboard.assets import report_page
 from schedsearch.dashboard.listing import records_view
 from schedsearch.dashboard.source import Source, TaskId
-from schedsearch.dashboard.trial import trial_view
+from schedsearch.dashboard.trials import Trials
 from schedsearch.dashboard.views.overview import Overview, RunRow, TaskRow
 from schedsearch.dashboard.views.values import JSON, to_json
 from schedsearch.text import counted, duration, printable, rate_text
@@ -28,6 +29,7 @@ _BEST_OF_A_TASK = 100  # that a sample holds in any case
 _CODE = 1_000_000  # characters of machine code in a report, before compression
 _CODE_OF_A_TRIAL = 100_000
 _IMPORTANCE_S = 60.0  # after which no further model is trained; a report of many tasks then lacks some
+_AT_ONCE = 500  # records that are read at once
 _PLANNED = 200  # trials of a task whose launch plan and profiles a report holds, the fastest
 
 
@@ -37,16 +39,40 @@ def report_html(answers: Answers) -> str:
     With more than `WHOLE_TRIALS` trials it holds the fastest of each task, the final races and an even sample of the
     others; the figures are of all trials, and the page says so.
     """
-    return report_page(
-        dict(report_answers(answers)), secrets.token_urlsafe(16), {"version": package_version(), "title": "schedsearch"}
-    )
+    # Trials last: what is alike stands together, so it packs better.
+    found = dict(sorted(report_answers(answers), key=lambda answer: answer[0].startswith("trial/")))
+    progress.stage("packing the page")
+    return report_page(found, secrets.token_urlsafe(16), {"version": package_version(), "title": "schedsearch"})
 
 
 def report_answers(answers: Answers) -> Iterator[tuple[str, JSON]]:
-    """Path and JSON of every answer that a report holds."""
+    """Path and JSON of every answer that a report holds. They have parts in common: do not change them.
+
+    The trials of one task are read and shown before those of the next, because not all of a large database stay in memory.
+    """
+    progress.stage("reading the databases")
     answers.refresh()
     total = sum(source.records for source in answers.sources)
-    keep = None if total <= WHOLE_TRIALS else _sample(answers, total)
+    keep: dict[str, set[int]] | None = None if total <= WHOLE_TRIALS else {}
+    training_s = 0.0
+    for source in answers.sources:
+        rows = overview.task_rows(source)
+        for task, row in rows.items():
+            at = f"task {row.name} on {row.target}"
+            progress.stage(f"{at}: reading its {counted(row.trials, 'trial')}")
+            if keep is not None:
+                keep[row.key] = _sample(source.trials(task), total)
+            path = f"task/{row.key}"
+            yield path, answers.get(path) if keep is None else answers.sampled_task(row.key, keep[row.key])
+            if training_s < _IMPORTANCE_S:
+                progress.stage(f"{at}: what the knobs are worth")
+                start_s = time.monotonic()
+                yield f"importance/{row.key}", answers.get(f"importance/{row.key}")
+                training_s += time.monotonic() - start_s
+            if source.store is not None:
+                for trial in _trials(answers, source, task, None if keep is None else keep[row.key], at):
+                    yield f"trial/{trial['key']}", trial
+    progress.stage("runs and comparisons")
     shown = answers.get("overview")
     if keep is not None:
         count = sum(map(len, keep.values()))
@@ -55,76 +81,50 @@ def report_answers(answers: Answers) -> Iterator[tuple[str, JSON]]:
             "races and an even sample of the others. All figures are of all trials."
         )
     yield "overview", shown
-    for key in answers.task_keys():
-        yield f"task/{key}", answers.sampled_task(key, keep[key]) if keep is not None else answers.get(f"task/{key}")
-    end_s = time.monotonic() + _IMPORTANCE_S
-    for key in answers.task_keys():
-        if time.monotonic() < end_s:
-            yield f"importance/{key}", answers.get(f"importance/{key}")
     for a, b in shown["compared"]:
         yield f"compare/{a}/{b}", answers.get(f"compare/{a}/{b}")
     for key in answers.run_keys():
         yield f"run/{key}", answers.get(f"run/{key}")
     yield "records", _records(answers, keep)
     yield "replay", answers.get("replay")
-    for source in answers.sources:
-        for trial in _trials(answers, source, keep):
-            yield f"trial/{trial['key']}", trial
 
 
-def _sample(answers: Answers, total: int) -> dict[str, set[int]]:
-    """Task key -> the ids to keep."""
-    keep: dict[str, set[int]] = {}
-    for key in answers.task_keys():
-        source, task = answers.find_task(key)
-        trials = source.trials(task)
-        valid = sorted((time_ns, number) for time_ns, number in zip(trials.time_ns, trials.id) if time_ns is not None)
-        chosen = {number for _, number in valid[:_BEST_OF_A_TASK]}
-        chosen |= {number for number, race in zip(trials.id, trials.race) if race}
-        others = [number for number in trials.id if number not in chosen]
-        room = max(0, WHOLE_TRIALS * len(trials) // total - len(chosen))
-        keep[key] = chosen | {others[i * len(others) // room] for i in range(min(room, len(others)))}
-    return keep
+def _sample(trials: Trials, total: int) -> set[int]:
+    """The ids to keep of a task's trials, of `total` in all databases."""
+    chosen = _fastest(trials, _BEST_OF_A_TASK)
+    chosen |= {number for number, race in zip(trials.id, trials.race) if race}
+    others = [number for number in trials.id if number not in chosen]
+    room = max(0, WHOLE_TRIALS * len(trials) // total - len(chosen))
+    return chosen | {others[i * len(others) // room] for i in range(min(room, len(others)))}
 
 
 def _records(answers: Answers, keep: dict[str, set[int]] | None) -> JSON:
     rows = {source.key: overview.task_rows(source) for source in answers.sources}
     most = sum(source.records for source in answers.sources)
-    view = to_json(records_view(answers.sources, rows, {"limit": str(most)}, most=most))
+    view = to_json(records_view(answers.sources, rows, {"limit": str(most)}, most=most, keep=keep))
     if keep is not None:
-        columns = view["records"]
-        keys = [task["key"] for task in view["tasks"]]
-        kept = [i for i, (task, number) in enumerate(zip(columns["task"], columns["id"])) if number in keep[keys[task]]]
-        view["records"] = {name: [column[i] for i in kept] for name, column in columns.items()}
-        view["notes"].append(f"shows {len(kept):,} of {view['total']:,} records")
+        view["notes"].append(f"shows {len(view['records']['id']):,} of {view['total']:,} records")
     return view
 
 
-def _trials(answers: Answers, source: Source, keep: dict[str, set[int]] | None) -> Iterator[JSON]:
-    """The views of the trials of a source, with launch plans and profiles of the fastest."""
-    if source.store is None:
-        return
-    rows = overview.task_rows(source)
-    planned = {task: _fastest(source, task) for task in rows}
-    pairs = {task: answers.pairs(row.key) for task, row in rows.items()}
+def _trials(answers: Answers, source: Source, task: TaskId, keep: set[int] | None, at: str) -> Iterator[JSON]:
+    """The views of the trials of a task, with launch plans and profiles of the fastest; `keep`: of these only."""
+    assert source.store is not None
+    views, trials = answers.trial_views(source, task), source.trials(task)
+    planned = _fastest(trials, _PLANNED)
     most = min(_CODE_OF_A_TRIAL, _CODE // max(1, len(answers.task_keys())))
     shortly = partial(answers.listings.get, most=most)
-    last = 0
-    while records := source.store.records_after(last, limit=1000):
-        last = records[-1].id
-        for record in records:
-            task = record.workload_id, record.target, record.measurement.mode
-            row = rows.get(task)
-            if row is not None and (keep is None or record.id in keep[row.key]):
-                whole = record.id in planned[task]
-                listing = shortly if record.id == row.best_id else None
-                yield to_json(trial_view(source, record, row, pairs[task], answers.kernels, whole=whole, listing=listing))
+    ids = sorted(trials.id if keep is None else keep)
+    for first in range(0, len(ids), _AT_ONCE):
+        progress.stage(f"{at}: trial {first:,} of {len(ids):,}")
+        for record in source.store.records_of(ids[first : first + _AT_ONCE]):
+            listing = shortly if record.id == views.row.best_id else None
+            yield views.json(record, whole=record.id in planned, listing=listing)
 
 
-def _fastest(source: Source, task: TaskId) -> set[int]:
-    trials = source.trials(task)
+def _fastest(trials: Trials, count: int) -> set[int]:
     valid = sorted((time_ns, number) for time_ns, number in zip(trials.time_ns, trials.id) if time_ns is not None)
-    return {number for _, number in valid[:_PLANNED]}
+    return {number for _, number in valid[:count]}
 
 
 # ---- tables of the overview
