@@ -8,7 +8,7 @@ from typing import Any
 import common
 from table_text import markdown
 
-_WAYS = ("one after another", "early", "tuned", "torch.compile", "max-autotune")  # of early_launch.py
+_WAYS = ("before, early", "one after another", "early", "tuned", "torch.compile", "max-autotune")  # of early_launch.py
 
 
 def early_launch(data: dict[str, Any]) -> str:
@@ -89,15 +89,17 @@ def network_times(data: dict[str, Any]) -> str:
     for batch in sorted({row["case"].split(":")[1] for row in found}, key=int):
         of_batch = [_ratios(row) for row in found if row["case"].split(":")[1] == batch]
         rows.append((f"geometric mean, batch {batch}", *("" for _ in ways), *map(_mean, zip(*of_batch))))
-    headings = ("network, us", *ways, "one after another / early", "PyTorch / ours")
+    shown = ("before" if way == "before, early" else way for way in ways)
+    headings = ("network, us", *shown, "one after another / early", "before / early", "PyTorch / ours")
     return markdown(headings, rows)
 
 
-def _ratios(row: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Of the chain of kernels and of PyTorch's fastest to our fastest."""
+def _ratios(row: dict[str, Any]) -> tuple[float | None, ...]:
+    """Of the chain of kernels and of the older version to the early launch, and of PyTorch's fastest to our fastest."""
     ours = min(row[way] for way in ("early", "tuned") if way in row)
     theirs = [row[way] for way in ("torch.compile", "max-autotune") if way in row]
-    return row["one after another"] / row["early"], min(theirs) / ours if theirs else None
+    before = row["before, early"] / row["early"] if "before, early" in row else None
+    return row["one after another"] / row["early"], before, min(theirs) / ours if theirs else None
 
 
 def _mean(ratios: Sequence[float | None]) -> str:

@@ -11,10 +11,11 @@ of both get the same inputs, `--replays` times with new numbers, and must give t
 take turns. The table has the median over the loads of the median group: where weights lie in memory matters.
 
 `--before` is a folder that holds an older installed schedsearch (`pip install --no-deps --target`). Its build of the same
-file is loaded by this version and takes part. `--tune` adds the network after its longest `--layers` layers were tuned in a
-chain for so many seconds. `--compile` and `--autotune` add networks in fp16 by torch.compile in its default mode, and by
-max-autotune, in a CUDA graph. First all networks are built, `--at-once` at a time, while PyTorch compiles; what is not
-built or compiled after `--limit` seconds does not take part. Then all are timed, while nothing else runs.
+file is loaded by this version and takes part; its kernels may round otherwise, so that all its replays may differ.
+`--tune` adds the network after its longest `--layers` layers were tuned in a chain for so many seconds. `--compile` and
+`--autotune` add networks in fp16 by torch.compile in its default mode, and by max-autotune, in a CUDA graph. First all
+networks are built, `--at-once` at a time, while PyTorch compiles; what is not built or compiled after `--limit` seconds
+does not take part. Then all are timed, while nothing else runs.
 
 `--add` keeps the rows of other networks that the file has, so that several runs fill it. With SCHEDSEARCH_SLOW_BLOCKS the
 blocks of all kernels wait for random times of up to so many nanoseconds: the times then say nothing, but kernels meet in
@@ -48,7 +49,8 @@ from replays import Captured, drawn, turns_us
 
 ONE, EARLY, BEFORE, TUNED = "one after another", "early", "before, early", "tuned"
 CALLS_RUNS = 40  # in which each call is timed alone
-PEERS = {"torch.compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+AUTOTUNE = "max-autotune"
+PEERS = {"torch.compile": "default", AUTOTUNE: "max-autotune-no-cudagraphs"}
 
 
 def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int, with_calls: bool = False) -> dict[str, Any]:
@@ -93,12 +95,13 @@ def measured(ways: dict[str, tuple[Path, bool]], replays: int, loads: int, with_
 def build(case: Case, out: Path, tune_s: float, layers: int) -> None:
     """Builds a network; with `tune_s` its longest layers are tuned before, and their records lie beside the file."""
     import schedsearch
-    from schedsearch.measurement import CHAIN_GRAPH
 
     given = case.given(out.parent)
     db = out.with_suffix(".db")
-    if tune_s:
+    if tune_s:  # an older version may know no chains
         from tuning_modes import longest
+
+        from schedsearch.measurement import CHAIN_GRAPH
 
         tasks = longest(network_of(given), db, layers)
         schedsearch.tune(tasks, db, target="cuda", mode=CHAIN_GRAPH, time_s=tune_s, trials=None)
@@ -206,10 +209,18 @@ def built(
 # ---- the program
 
 
+def is_asked(case: Case, cases: Sequence[str] | None) -> bool:
+    return cases is None or str(case) in cases
+
+
 def prepared(cases: Sequence[Case], folder: Path, options: argparse.Namespace, ends: float) -> tuple[dict[str, Any], ...]:
     """The ways of each case, or why there are none, and the peers of each case in float16."""
     wanted = [name for name, asked in zip(PEERS, (options.compile, options.autotune)) if asked]
-    peers = {case: [Peer(case, name, folder) for name in wanted] for case in cases if case.format == "float16"}
+    peers = {
+        case: [Peer(case, name, folder) for name in wanted if name != AUTOTUNE or is_asked(case, options.autotune_cases)]
+        for case in cases
+        if case.format == "float16"
+    }
     builds = {}
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
         shares = queue.SimpleQueue[list[int]]()
@@ -219,7 +230,7 @@ def prepared(cases: Sequence[Case], folder: Path, options: argparse.Namespace, e
         def build_on_a_share(case: Case) -> dict[str, Path]:
             cores = shares.get()
             try:
-                before = options.before if options.before_cases is None or str(case) in options.before_cases else None
+                before = options.before if is_asked(case, options.before_cases) else None
                 return built(str(case), folder, before, cores=cores, ends=ends)
             finally:
                 shares.put(cores)
@@ -272,6 +283,8 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
                     row |= measured(ways[case], options.replays, options.loads, options.calls)
                 except Exception:  # other networks go on
                     row["failed"] = traceback.format_exc()[-600:]
+                    if ways[case].pop(BEFORE, None):  # the older file may be what this version cannot run
+                        row |= measured(ways[case], options.replays, options.loads, options.calls)
             slowed = os.environ.get("SCHEDSEARCH_SLOW_BLOCKS", "")
             common.write(options.out, {"command": command, "slow_ns": slowed, "rows": rows})
             print({key: value for key, value in row.items() if key not in ("loads", "calls")}, flush=True)
@@ -285,7 +298,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             row["case"],
             *(f"{row[name]:.1f}" if name in row else "" for name in (ONE, *names)),
             f"{row[ONE] / row[EARLY]:.3f}",
-            f"{max(row['differing'].values())} of {row['replays']:,}",
+            f"{row['differing'][EARLY]} of {row['replays']:,}",
         )
         for row in rows
         if EARLY in row
@@ -305,6 +318,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8, help="that are tuned")
     parser.add_argument("--compile", action="store_true", help="torch.compile takes part")
     parser.add_argument("--autotune", action="store_true", help="torch.compile's max-autotune takes part")
+    parser.add_argument("--autotune-cases", nargs="+", metavar="N:B:F", help="that max-autotune compiles; default: all")
     parser.add_argument("--at-once", type=int, default=1, help="networks that are built at the same time, each on its cores")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds until all must be built and compiled")
     parser.add_argument("--replays", type=int, default=2000)

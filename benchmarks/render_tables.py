@@ -349,6 +349,7 @@ TABLES = {
     "launch_overhead": Table("launch_overhead_h200", "launch_overhead.py --db FILE", launch_overhead),
     "torch_dispatch": Table("torch_dispatch_cpu", "torch_dispatch.py --without-gpu", torch_tables.torch_dispatch),
     "torch_dispatch_gpu": Table("torch_dispatch_h200", "torch_dispatch.py", torch_tables.torch_dispatch),
+    "network_host": Table("network_host_h200", "network_host.py", torch_tables.network_host),
     "idle_host": Table("idle_host", "idle_host.py --before FOLDER --after FOLDER", torch_tables.idle_host),
     "c_call": Table("c_call_h200", "c_call.py --times", c_call),
     "dynamic_ops": Table("dynamic_ops_h200", "dynamic_ops.py", dynamic_ops),

@@ -97,3 +97,11 @@ def torch_losses(data: dict[str, Any]) -> str:
             cells = [f"{each['mean']:+.4f} ± {each['standard_error']:.4f}" for each in apart]
             rows.append((_training(row), f"{row['loss_first']:.3f}", f"{eager:.4f}", *cells))
     return markdown(("training", "first loss", "last loss, PyTorch", "torch.compile's is apart", "ours is apart"), rows)
+
+
+def network_host(data: dict[str, Any]) -> str:
+    """Calls in groups of each length, each group on an idle GPU; a group of many calls waits for no one before it ends."""
+    times: dict[str, list[str]] = {}
+    for row in data["rows"]:
+        times.setdefault(row["call"], []).append(f"{row['host_us']:.1f}")
+    return markdown(("host time of a call, us", "8 in a row", "40 or 500"), [(call, *us) for call, us in times.items()])

@@ -41,7 +41,7 @@ NETWORKS = (
     "resnext50_32x4d",
 )  # fmt: skip
 ON_A_CPU = ("mobilenet_v2", "resnet18")
-INT8 = ("resnet50", "inception_v3", "vgg16")
+INT8 = ("resnet50", "inception_v3", "vgg16", "mobilenet_v2")
 HIDDEN = (768, 1024, 2048, 4096, 8192)
 ROWS = (1, 8, 64, 4096)
 CARD = PRESETS["h200"]  # for which plans are made; no card need be there
