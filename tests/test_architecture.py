@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("network", "network_check", "executable")
 VALUES = {
     "executable.build_options", "executable.ports", "executable.program", "executable.reading", "network.facts",
-    "network.graph",
+    "network.graph", "network.settings",
 }  # fmt: skip
 """They hold what stages hand on, and look at it; no stage is done in them twice."""
 THE_NET = {"executable.fixed", "executable.noted", "executable.run", "executable.uses"}  # the last stage runs it

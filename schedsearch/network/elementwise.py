@@ -33,6 +33,7 @@ from schedsearch.network.element_texts import (
 from schedsearch.network.epilogue import batch_norm_operands
 from schedsearch.network.facts import FLOATS, INTEGERS, constant_of, dtype_of, extents_of, folded, is_given, is_onnx, name_of
 from schedsearch.network.graph import Constant, axes_of
+from schedsearch.network.settings import size_problem
 from schedsearch.ops.expressions import ExpressionError, parse_expression
 from schedsearch.typed import Array
 
@@ -89,7 +90,9 @@ def _grown(root: ir.Node, taken: set[ir.Node]) -> list[ir.Node]:
 
 
 def _joins(node: ir.Node, chain: Sequence[ir.Node]) -> bool:
-    if node.op_type not in ELEMENTWISE or node.op_type in _ENDS or not is_onnx(node) or problem(node) or rounds(node):
+    if node.op_type not in ELEMENTWISE or node.op_type in _ENDS or not is_onnx(node):
+        return False
+    if problem(node) or size_problem(node) or rounds(node):
         return False
     value = node.outputs[0]
     if dtype_of(value) in _SHORT and any(user in chain and decides(user) for user, _ in value.uses()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ RANDOM = ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLi
 CONTROL = "schedsearch.control"  # the domain of nodes whose bodies are models of their own: `control.isolated` makes them
 BODIES = "schedsearch.bodies"  # these models, in the meta data of such a node
 _DECLARED = "schedsearch.declared_shape"  # in the meta data of a value: what the model declares and its inputs contradict
+_MOST_DECIDING = 8  # elements of an input that is a setting rather than data
 _DTYPES = {"FLOAT": "float32", "DOUBLE": "float64", "BOOL": "uint8"}  # where a dtype has another name than ONNX's
 
 
@@ -103,6 +105,30 @@ def differ(one: int | None, other: int | None) -> bool:
 def is_known(value: ir.Value) -> bool:
     """Whether the shape of a value is known."""
     return value.const_value is not None or (value.shape is not None and value.shape.is_static())
+
+
+def deciding(value: ir.Value) -> set[str]:
+    """The inputs that a value depends on, if all of them are a few integers or truths; none if one is data."""
+    found: set[str] = set()
+    left, seen = [value], {value}
+    while left:
+        each = left.pop()
+        maker = each.producer()
+        if each.is_graph_input():
+            if not is_known(each) or dtype_of(each) in FLOATS or _count(each) > _MOST_DECIDING:
+                return set()
+            found.add(str(each.name))
+        elif maker is not None:
+            if has_bodies(maker):
+                return set()
+            left += [other for other in maker.inputs if other is not None and other not in seen]
+            seen.update(other for other in maker.inputs if other is not None)
+    return found
+
+
+def _count(value: ir.Value) -> int:
+    assert value.shape is not None
+    return math.prod(int(extent) for extent in value.shape)
 
 
 def why_unknown(value: ir.Value) -> str:

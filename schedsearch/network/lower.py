@@ -44,10 +44,11 @@ from schedsearch.network.products import PRODUCTS
 from schedsearch.network.recurrences import RECURRENCES
 from schedsearch.network.reductions import REDUCTIONS
 from schedsearch.network.refusals import LACKS, is_array, refused, why_left
+from schedsearch.network.settings import size_problem
 from schedsearch.network.slices import without_slices
 from schedsearch.network.squeezes import SQUEEZES
 from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
-from schedsearch.network.views import VIEWS, random_problem, size_problem
+from schedsearch.network.views import VIEWS, random_problem
 from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
 from schedsearch.ops.registry import BUILT_IN
@@ -357,7 +358,7 @@ class _Graph:
         return Lowering(network, listed, reasons, why, self.members)
 
     def _reason(self, node: ir.Node) -> str:
-        return why_left(node, TAKEN) or self.reasons.get(node) or noted(node)
+        return why_left(node, TAKEN) or self.reasons.get(node) or noted(node) or size_problem(node)
 
     def _is_unread(self, node: ir.Node) -> bool:
         """Whether nothing reads the result of a conversion or transposition, because chains read what is before it."""

@@ -204,15 +204,18 @@ def prepared(
     from schedsearch.network.contributed import rewrite_contributed
     from schedsearch.network.shapes import correct_shapes, pad_open_windows
     from schedsearch.network.simplify import simplify
+    from schedsearch.network.sizes import forget_decided_shapes, remember_shapes
 
     model.graph.sort()
     _check_inputs(model, name)
     if outline is not None:
         _check_shapes(model, outline)
+    declared = forget_decided_shapes(model)
     rewrite_contributed(model)
     with simplifying(name), names_of_inputs(model):
         correct_shapes(model)
         simplify(model, name, of_branch=of_branch)
+    remember_shapes(model, declared)
     pad_open_windows(model)
     _check_ports(model, name)
     return model

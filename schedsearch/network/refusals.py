@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from schedsearch.network.control.branches import condition_of, why_not_both
 from schedsearch.network.control.isolated import why_not_isolated
 from schedsearch.network.control.loops import UNROLLED, why_not_unrolled
 from schedsearch.network.control.sequences import MAKES, READS
-from schedsearch.network.facts import FLOATS, dtype_of, has_bodies, is_known, is_onnx, name_of
+from schedsearch.network.facts import deciding, dtype_of, has_bodies, is_onnx, name_of
 from schedsearch.network.invalid import NoOperatorError
 from schedsearch.ops.dtypes import DTYPES
 
@@ -134,36 +133,9 @@ def _within(node: ir.Node) -> Iterator[ir.Node]:
 def _why_if(node: ir.Node) -> str:
     condition = node.inputs[0]
     assert condition is not None and condition_of(node) is None
-    names = sorted(_deciding(condition))
+    names = sorted(deciding(condition))
     given = ""
     if names:
         given = f"; give {', '.join(names)} a value: --input {names[0]}=VALUE, in Python inputs={{{names[0]!r}: VALUE}}"
     others = f"or two branches that give arrays of the same fixed shapes; {why_not_isolated(node) or why_not_both(node)}"
     return f"its condition {condition.name!r} is computed; allowed: a constant{given}, {others}"
-
-
-_MOST_DECIDING = 8  # elements of an input that is a setting rather than data
-
-
-def _deciding(value: ir.Value) -> set[str]:
-    """The inputs that a condition depends on, if all of them are a few integers or truths; none if one is data."""
-    found: set[str] = set()
-    left, seen = [value], {value}
-    while left:
-        each = left.pop()
-        maker = each.producer()
-        if each.is_graph_input():
-            if not is_known(each) or dtype_of(each) in FLOATS or _count(each) > _MOST_DECIDING:
-                return set()
-            found.add(str(each.name))
-        elif maker is not None:
-            if has_bodies(maker):
-                return set()
-            left += [other for other in maker.inputs if other is not None and other not in seen]
-            seen.update(other for other in maker.inputs if other is not None)
-    return found
-
-
-def _count(value: ir.Value) -> int:
-    assert value.shape is not None
-    return math.prod(int(extent) for extent in value.shape)

@@ -44,6 +44,7 @@ from schedsearch.network.compositions.rows import lift_rows
 from schedsearch.network.facts import is_onnx, only_reader
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.quantised import converted_from, converted_to
+from schedsearch.network.settings import size_problem
 from schedsearch.network.transposed import fold_filters, transposed_convolution
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def rewrite_nodes(model: ir.Model) -> None:
 
 def _rewrite(model: ir.Model, nodes: Iterable[ir.Node], rewrites: Mapping[str, Rewrite]) -> None:
     for node in nodes:
-        if node.graph is not None and is_onnx(node) and (rewrite := rewrites.get(node.op_type)) is not None:
+        rewrite = rewrites.get(node.op_type) if node.graph is not None and is_onnx(node) else None
+        if rewrite is not None and not size_problem(node):
             rewrite(model, node)
 
 

@@ -142,7 +142,6 @@ def _count_bodies(model: ir.Model) -> int:
 
 def _rules() -> list[Any]:
     """onnxscript's rules that move no number: views of views, transposes of transposes, what changes nothing."""
-    from onnxscript.rewriter import MatchResult
     from onnxscript.rewriter.rules import common
     from onnxscript.rewriter.rules.common import (
         _broadcast_to_matmul,
@@ -152,18 +151,10 @@ def _rules() -> list[Any]:
         _remove_optional_bias,
     )
 
-    class KnownShape(_materialize_reshape_shape.MaterializeReshapeShape):  # type: ignore[misc]
-        """Not where an input of the model gives the shape: the declared one holds for some values of that input only."""
-
-        def check(self, context: Any, data: Any, shape: Any) -> Any:
-            if shape.is_graph_input():
-                return MatchResult().fail("an input of the model gives the shape")
-            return super().check(context, data, shape)
-
     return [
         *_broadcast_to_matmul.rules,
         *_collapse_slices.rules,
-        KnownShape.rule(),
+        *_materialize_reshape_shape.rules,
         common.no_op_cast_rule,
         common.no_op_expand_rule,
         common.flatten_to_reshape_rule,  # before the rule of two Reshapes

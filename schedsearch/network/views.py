@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 VIEWS = ("Identity", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Dropout")  # they compute nothing
-_SHAPE_OPERANDS = {"Reshape": (1,), "Squeeze": (1,), "Unsqueeze": (1,), "Resize": (2, 3), "Upsample": (1,), "Expand": (1,)}
 
 
 def viewed(node: ir.Node, shape: Sequence[int], target: Sequence[int] | None = None) -> list[int] | None:
@@ -47,18 +46,6 @@ def viewed(node: ir.Node, shape: Sequence[int], target: Sequence[int] | None = N
         target = [int(extent) for extent in constant] if target is None and constant is not None else target
         return None if target is None else _reshaped(node, shape, target)
     return list(shape)
-
-
-def size_problem(node: ir.Node) -> str:
-    """Why the shape of a node's result is known only when the model runs: an input of the model gives it; else empty.
-
-    A model may declare the shape all the same, which then holds for some values of that input only.
-    """
-    for place in _SHAPE_OPERANDS.get(node.op_type, ()):
-        operand = node.inputs[place] if is_given(node, place) else None
-        if operand is not None and operand.is_graph_input() and operand.const_value is None:
-            return f"{name_of(node)} gets its shape from the input {operand.name!r}; make that an initializer of the model"
-    return ""
 
 
 def random_problem(node: ir.Node) -> str:

@@ -143,6 +143,7 @@ def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 def candidates(inputs: Sequence[Wanted], drawn: Mapping[str, Array], model: ModelProto) -> Iterator[dict[str, Array]]:
     """Inputs that may take other branches than those drawn: settings: truths, and integers as constants of the model;
     and numbers of one sign, of another magnitude, and zeros."""
+    inputs = [each for each in inputs if each.value is None]
     settings = [each for each in inputs if not dtype(each.dtype).is_float and np.prod(each.shape) <= _MOST_SETTINGS]
     truths = [each for each in settings if each.below == 2][:_MOST_TRUTHS]
     for values in itertools.product((0, 1), repeat=len(truths)) if truths else ():

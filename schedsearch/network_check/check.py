@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto
 
-from schedsearch.errors import BranchError, IndexRangeError, UsageError, WrongNetworkError, first_line
+from schedsearch.errors import BranchError, DeviceError, IndexRangeError, UsageError, WrongNetworkError, first_line
 from schedsearch.network_check.branches import candidates
 from schedsearch.network_check.draws import KINDS, Wanted, drawn
 from schedsearch.network_check.evaluators import (
@@ -31,6 +31,7 @@ from schedsearch.network_check.evaluators import (
 )
 from schedsearch.network_check.known_faults import LOSES_NAN
 from schedsearch.network_check.rule import Difference, difference, surely_equal
+from schedsearch.network_check.settings import settings_of
 from schedsearch.network_check.source import Piece, Source
 from schedsearch.network_check.subjects import NO_CHECK, Subject, subjects_of
 from schedsearch.network_check.unspecified import STAND_INS
@@ -67,6 +68,7 @@ class Checker:
     def __post_init__(self) -> None:
         self._evaluators = evaluators()
         self.name = self._evaluators[0].name
+        self._settings, self._unset = settings_of(self.source)
         self._without_onnx_runtime = isinstance(self._evaluators[0], OnnxReference)
 
     def check(self, subject: Subject) -> bool:
@@ -113,10 +115,18 @@ class Checker:
                     return
             raise
 
+    def _wanted(self, subject: Subject) -> list[Wanted]:
+        """The inputs of a network: with 0 and 1 for truth values, which a network has as bytes, and settings as they are."""
+        found = list(subject.inputs)
+        for name, each in zip(self.source.inputs, _by_place(subject.inputs, self.source)):
+            truth = self.source.dtypes.get(name) == TensorProto.BOOL
+            found[found.index(each)] = replace(each, below=2 if truth else each.below, value=self._settings.get(name))
+        return found
+
     def _take_branches(self, subject: Subject) -> None:
         """Compares a network on inputs that take branches that no run has taken, as far as some are found. It says which
         are left."""
-        wanted = _truth_values(subject.inputs, self.source)
+        wanted = self._wanted(subject)
         left = subject.untaken()
         for inputs in candidates(wanted, drawn(wanted, KINDS[0], 0), self.source.model) if left else ():
             try:
@@ -134,12 +144,17 @@ class Checker:
     def _on(self, subject: Subject, kind: str) -> bool:
         """Whether the network was compared."""
         reasons: list[Exception] = []
-        wanted = _truth_values(subject.inputs, self.source)
+        wanted = self._wanted(subject)
         for small in (False, True):
             inputs = drawn(wanted, kind, 0, small=small)
             try:
                 self._compare(subject, inputs, wanted)
                 return True
+            except DeviceError as error:
+                if not self._unset:
+                    raise
+                self._say_unset(subject, error)
+                return False
             except (BranchError, IndexRangeError, NotEvaluableError) as error:
                 reasons.append(error)
                 if all("int" not in each.dtype for each in subject.inputs):
@@ -153,6 +168,15 @@ class Checker:
             return False
         raise UsageError(
             f"{subject.what} cannot be compared with {self.source.name}: {why}; build it unchecked with {NO_CHECK}"
+        )
+
+    def _say_unset(self, subject: Subject, error: DeviceError) -> None:
+        names = self._unset
+        values = " ".join(f"--input {name}=VALUE" for name in names)
+        self.say(
+            f"unchecked: {subject.what} was not compared with {self.source.name}: no value was found for "
+            f"{', '.join(map(repr, names))} that makes the declared shapes ({first_line(error)}). To have it compared, give "
+            f"a value: {values}, in Python inputs={{{', '.join(f'{name!r}: VALUE' for name in names)}}}"
         )
 
 
@@ -380,13 +404,6 @@ class _Comparison:
     def _error(self, name: str, apart: Difference) -> WrongNetworkError:
         node = self._source.describe(name)
         return WrongNetworkError(self._subject.complaint(f"{name!r}{node and f', of {node}'}", apart, self._source.name))
-
-
-def _truth_values(inputs: Sequence[Wanted], source: Source) -> list[Wanted]:
-    """Inputs with 0 and 1 for truth values; a network has them as bytes."""
-    places = zip(source.inputs, _by_place(inputs, source))
-    truths = {each.name for name, each in places if source.dtypes.get(name) == TensorProto.BOOL}
-    return [replace(each, below=2) if each.name in truths else each for each in inputs]
 
 
 def _by_place(inputs: Sequence[Wanted], source: Source) -> list[Wanted]:

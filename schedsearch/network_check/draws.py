@@ -25,6 +25,7 @@ class Wanted:
         dtype: by our names.
         below: what integers must be less than; None: they may be negative, too.
         like: a real input, whose least and largest number bound integers.
+        value: what it is, if it decides a shape: see `settings`.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Wanted:
     dtype: str
     below: int | None = None
     like: Array | None = None
+    value: Array | None = None
 
 
 def drawn(inputs: Sequence[Wanted], kind: str, seed: int, *, small: bool = False) -> dict[str, Array]:
@@ -47,6 +49,8 @@ def drawn(inputs: Sequence[Wanted], kind: str, seed: int, *, small: bool = False
 
 def _one(each: Wanted, kind: str, rng: np.random.Generator, small: bool) -> Array:
     row = dtype(each.dtype)
+    if each.value is not None:
+        return each.value
     if row.is_float:
         numbers = rng.standard_normal(each.shape)
         if kind == "wide":

@@ -15,6 +15,7 @@ import numpy as np
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import constant_input, is_given, is_onnx
 from schedsearch.network.new_nodes import constant, replace, result
+from schedsearch.network.settings import size_problem
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -229,7 +230,7 @@ def _transposed(model: ir.Model, node: ir.Node, y: list[int]) -> None:
 def _reads(node: ir.Node) -> list[int] | None:
     """The places of the inputs that are over images if the node is; None if it cannot be."""
     if node.op_type in (*_FIRST_ONLY, *_MOVED, "Softmax", "LogSoftmax"):
-        return [0]
+        return None if size_problem(node) else [0]
     if node.op_type == "Concat":
         return list(range(len(node.inputs))) if all(len(_shape(each) or ()) == 3 for each in node.inputs) else None
     if node.op_type not in ELEMENTWISE or "axis" in node.attributes or "axes" in node.attributes:
