@@ -14,6 +14,7 @@ from schedsearch.network.compositions.normalisations import SOFTMAX_OPSET
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import constant_of, folded, optional_input
 from schedsearch.network.others import RESIZES, resize_scales, resize_words
+from schedsearch.network.windows import Window
 from schedsearch.ops.resize import ResizeParams
 from schedsearch.workload import Workload
 
@@ -163,12 +164,12 @@ def _of_transposed(node: ir.Node, axes: Axes, rank: int | None) -> Axes | str:
     weight, read = node.inputs[1], node.attributes
     if rank != 4 or 1 in axes or weight is None or weight.shape is None or "output_shape" in read:
         return "it takes images of an unknown batch, height and width, and a constant weight, without output_shape"
-    strides = read.get_ints("strides", (1, 1))
+    window = Window.of(node, [int(each) for each in list(weight.shape)[2:]])
+    strides, pads = window.strides, window.given
     if strides[0] != strides[1]:
         return f"its strides are {strides[0]} and {strides[1]}; allowed: equal ones where height and width are open"
     for axis in (0, 1):
-        pads, stride = read.get_ints("pads", (0, 0, 0, 0)), strides[axis]
-        reach = (int(weight.shape[2 + axis]) - 1) * read.get_ints("dilations", (1, 1))[axis] + 1
+        stride, reach = strides[axis], window.reaches[axis]
         more = reach - pads[axis] - pads[2 + axis] + read.get_ints("output_padding", (0, 0))[axis]
         if more % stride:
             return (

@@ -17,7 +17,7 @@ from schedsearch.network.graph import Constant
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.quantised import Quantised, converted_from
 from schedsearch.network.transposed import transposed_problem
-from schedsearch.network.windows import window_of
+from schedsearch.network.windows import Window
 from schedsearch.typed import Array, ParamsByName
 
 if TYPE_CHECKING:
@@ -150,4 +150,5 @@ def _window(node: ir.Node, x: ir.Value, weight: ir.Value) -> ParamsByName | str:
             f"node {name_of(node)}: the weight takes {groups} x {each} input channels (groups x channels of each), but "
             f"{x.name!r} has {c}; correct the model"
         )
-    return {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, **window_of(node, (h, w), (r, s)), "groups": groups}
+    window = Window.of(node, (r, s)).params((h, w))
+    return {"n": n, "c": c, "h": h, "w": w, "k": k, "r": r, "s": s, **window, "groups": groups}

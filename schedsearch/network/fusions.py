@@ -31,6 +31,7 @@ from schedsearch.network.facts import (
     optional_input,
 )
 from schedsearch.network.new_nodes import constant, replace, result
+from schedsearch.network.windows import Window
 from schedsearch.typed import Array
 
 if TYPE_CHECKING:
@@ -189,15 +190,14 @@ def _padded(model: ir.Model, node: ir.Node) -> bool:
         return False
     read, rank = node.attributes, len(pad.inputs[0].shape)
     more, value = _pads(pad, rank), fill_of(pad)
-    auto_pad = read.get_string("auto_pad", "NOTSET")
-    if more is None or value != _zero(node) or auto_pad not in ("NOTSET", "VALID"):
+    window = Window.of(node, (1,) * (rank - 2))
+    if more is None or value != _zero(node) or window.is_same:
         return False
     if any(more[axis] for axis in (0, 1, rank, rank + 1)) or min(more) < 0:
         return False
     more = [*more[2:rank], *more[rank + 2 :]]
-    own = read.get_ints("pads", (0,) * len(more)) if auto_pad == "NOTSET" else (0,) * len(more)
     attributes = [each for name, each in read.items() if name not in ("pads", "auto_pad")]
-    pads = ir.AttrInt64s("pads", [before + after for before, after in zip(own, more)])
+    pads = ir.AttrInt64s("pads", [before + after for before, after in zip(window.fixed, more)])
     _replace(model, node, node.op_type, [pad.inputs[0], *node.inputs[1:]], [*attributes, pads])
     return True
 
@@ -232,11 +232,11 @@ def _cut(model: ir.Model, node: ir.Node) -> bool:
         return False
     shape, read = value.shape, before.attributes
     cuts = None if shape is None or not shape.is_static() else _ends(node, [int(each) for each in shape])
-    if cuts is None or read.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+    window = Window.of(before, (1,) * (0 if cuts is None else len(cuts) - 2))
+    if cuts is None or window.is_same:
         return False
-    spatial = len(cuts) - 2
-    pads, strides = list(read.get_ints("pads", (0,) * (2 * spatial))), read.get_ints("strides", (1,) * spatial)
-    pads[spatial:] = [pad - cut * stride for pad, cut, stride in zip(pads[spatial:], cuts[2:], strides)]
+    spatial, pads = len(cuts) - 2, window.fixed
+    pads[spatial:] = [pad - cut * stride for pad, cut, stride in zip(pads[spatial:], cuts[2:], window.strides)]
     if any(cuts[:2]) or not any(cuts) or min(pads) < 0:
         return False
     attributes = [each for name, each in read.items() if name not in ("pads", "auto_pad")]

@@ -34,6 +34,7 @@ from schedsearch.network.facts import (
     name_of,
 )
 from schedsearch.network.graph import AnyNode, Constant, Control, Impossible, Network, Node, Subgraph, Value, View, axes_of
+from schedsearch.network.image_pools import POOLS
 from schedsearch.network.implementations import IMAGE, implementations_of
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.invalid import UnknownShapeError
@@ -49,7 +50,6 @@ from schedsearch.network.slices import without_slices
 from schedsearch.network.squeezes import SQUEEZES
 from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
 from schedsearch.network.views import VIEWS, random_problem
-from schedsearch.network.windows import POOLS
 from schedsearch.ops import Layout
 from schedsearch.ops.registry import BUILT_IN
 

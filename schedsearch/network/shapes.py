@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from schedsearch.network.control.bodies import graphs_of
 from schedsearch.network.facts import has_bodies, is_onnx, name_of
 from schedsearch.network.invalid import ModelError
+from schedsearch.network.windows import Window
 
 if TYPE_CHECKING:
     import onnx
@@ -122,23 +123,21 @@ def _pad_open_same(node: ir.Node) -> None:
     import onnx_ir as ir
 
     read, x = node.attributes, node.inputs[0]
-    auto_pad, weight = read.get_string("auto_pad", "NOTSET"), node.inputs[1] if node.op_type == "Conv" else None
-    shape = None if weight is None else weight.shape
-    kernel = read.get_ints("kernel_shape", None) or (list(shape)[2:] if shape is not None else ())
-    ones = (1,) * len(kernel)
-    strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
-    if not auto_pad.startswith("SAME") or x is None or x.shape is None or len(x.shape) != len(kernel) + 2:
+    shape = node.inputs[1].shape if node.op_type == "Conv" and node.inputs[1] is not None else None
+    taps_of = [int(each) for each in list(shape)[2:] if isinstance(each, int)] if shape is not None else None
+    window = Window.of(node, None if "kernel_shape" in read else taps_of)
+    if not window.is_same or x is None or x.shape is None or len(x.shape) != len(window.taps) + 2:
         return
     before: list[int] = []
     after: list[int] = []
-    for extent, taps, stride, dilation in zip(list(x.shape)[2:], kernel, strides, dilations):
-        if node.op_type != "Conv" and (dilation > 1 or stride > int(taps)):
+    for extent, taps, stride, reach in zip(list(x.shape)[2:], window.taps, window.strides, window.reaches):
+        if node.op_type != "Conv" and (reach > taps or stride > taps):
             return  # which runtimes pad in different ways
-        reach, rests = (int(taps) - 1) * dilation + 1, range(stride)
+        rests = range(stride)
         if isinstance(extent, int):
             rests = range(extent % stride, extent % stride + 1)
         totals = [max(reach - (rest or stride), 0) for rest in rests]
-        first = {total // 2 if auto_pad == "SAME_UPPER" else -(-total // 2) for total in totals}
+        first = {total // 2 if window.auto_pad == "SAME_UPPER" else -(-total // 2) for total in totals}
         if len(first) > 1:
             return
         before += first
@@ -150,18 +149,14 @@ def _pad_open_same(node: ir.Node) -> None:
 def _pad_open_pool(node: ir.Node) -> None:
     import onnx_ir as ir
 
-    read = node.attributes
-    if read.get_string("auto_pad", "NOTSET") != "NOTSET":
+    window = Window.of(node)
+    if window.auto_pad != "NOTSET":
         return
-    kernel = read.get_ints("kernel_shape", ())
-    rank = len(kernel)
-    strides, dilations = (read.get_ints(name, (1,) * rank) for name in ("strides", "dilations"))
-    before, after = (read.get_ints("pads", (0,) * 2 * rank)[half : half + rank] for half in (0, rank))
-    reaches = [(taps - 1) * dilation + 1 for taps, dilation in zip(kernel, dilations)]
-    if all(pad + stride <= reach for pad, stride, reach in zip(after, strides, reaches)):
-        after = [pad + stride - 1 for pad, stride in zip(after, strides)]
-        read["pads"] = ir.AttrInt64s("pads", [*before, *after])
-        read.pop("ceil_mode")
+    before, after = window.given[: len(window.taps)], window.given[len(window.taps) :]
+    if all(pad + stride <= reach for pad, stride, reach in zip(after, window.strides, window.reaches)):
+        after = tuple(pad + stride - 1 for pad, stride in zip(after, window.strides))
+        node.attributes["pads"] = ir.AttrInt64s("pads", [*before, *after])
+        node.attributes.pop("ceil_mode")
 
 
 def infer_functions(model: ir.Model) -> bool:
@@ -255,15 +250,11 @@ def _is_ceil(node: ir.Node) -> bool:
 
 def _axes(node: ir.Node) -> list[_Axis]:
     """The axes of a pool; none if its shape is not known, or ONNX counts its windows in another way."""
-    x, read = node.inputs[0] if node.inputs else None, node.attributes
-    auto_pad, kernel = read.get_string("auto_pad", "NOTSET"), read.get_ints("kernel_shape", ())
-    if x is None or x.shape is None or not x.shape.is_static() or auto_pad not in ("NOTSET", "VALID"):
+    x, window = node.inputs[0] if node.inputs else None, Window.of(node)
+    if x is None or x.shape is None or not x.shape.is_static() or window.is_same:
         return []
-    shape = [int(extent) for extent in x.shape][2:]
-    ones, none = (1,) * len(shape), (0,) * 2 * len(shape)
-    strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
-    pads = none if auto_pad == "VALID" else read.get_ints("pads", none)
-    columns = (shape, kernel, strides, dilations, pads[: len(shape)], pads[len(shape) :])
+    shape, pads = [int(extent) for extent in x.shape][2:], window.fixed
+    columns = (shape, window.taps, window.strides, window.dilations, pads[: len(shape)], pads[len(shape) :])
     if not shape or any(len(column) != len(shape) for column in columns):
         return []
     return [_Axis(*each) for each in zip(*columns)]

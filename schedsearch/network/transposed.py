@@ -9,6 +9,7 @@ import numpy as np
 from schedsearch.network.facts import folded, is_onnx, optional_input
 from schedsearch.network.new_nodes import constant, replace, result
 from schedsearch.network.shapes import forget_shapes_behind
+from schedsearch.network.windows import Window
 from schedsearch.typed import Array
 
 if TYPE_CHECKING:
@@ -38,21 +39,20 @@ def write_pads(model: ir.Model) -> bool:
 def _wanted_pads(node: ir.Node) -> list[int] | None:
     """The pads that `auto_pad` or `output_shape` stands for; None if the node has neither, or its sizes are not known."""
     read = node.attributes
-    auto_pad, wanted = read.get_string("auto_pad", "NOTSET"), read.get_ints("output_shape", None)
+    wanted = read.get_ints("output_shape", None)
     image, kernel = (_pixels(value) for value in node.inputs[:2])
-    if (wanted is None and not auto_pad.startswith("SAME")) or kernel is None or (wanted is not None and image is None):
+    if kernel is None or (wanted is not None and image is None):
         return None
-    ones = (1,) * len(kernel)
-    strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
+    window = Window.of(node, kernel)
+    if wanted is None and not window.is_same:
+        return None
     more = read.get_ints("output_padding", (0,) * len(kernel))
-    totals = [
-        (taps - 1) * dilation + 1 - stride + extra for taps, dilation, stride, extra in zip(kernel, dilations, strides, more)
-    ]
+    totals = [reach - stride + extra for reach, stride, extra in zip(window.reaches, window.strides, more)]
     if wanted is not None and image is not None:
-        totals = [n * stride + total - out for n, stride, total, out in zip(image, strides, totals, wanted)]
+        totals = [n * stride + total - out for n, stride, total, out in zip(image, window.strides, totals, wanted)]
     if any(total < 0 for total in totals) or len(totals) != len(kernel):
         return None
-    halves = [total // 2 if auto_pad == "SAME_UPPER" else -(-total // 2) for total in totals]
+    halves = [total // 2 if window.auto_pad == "SAME_UPPER" else -(-total // 2) for total in totals]
     return [*halves, *(total - half for total, half in zip(totals, halves))]
 
 
@@ -83,7 +83,7 @@ def transposed_problem(node: ir.Node) -> str:
         return "has an input of another shape than N, C, (D, H,) W; allowed: 1 to 3 spatial dimensions, of known extents"
     if weight is None or weight.const_value is None:
         return "has a weight that is computed; allowed: a constant"
-    if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in node.attributes:
+    if Window.of(node).is_same or "output_shape" in node.attributes:
         return "has auto_pad or output_shape that asks for more pixels than there are; allowed: pads and output_padding"
     axes = [Axis.of(node, axis) for axis in range(len(x.shape) - 2)]
     if any(min(axis.before, axis.after) < 0 for axis in axes):
@@ -123,12 +123,10 @@ class Axis:
     def of(cls, node: ir.Node, axis: int) -> Axis:
         x, weight = node.inputs[0], node.inputs[1]
         assert x is not None and x.shape is not None and weight is not None and weight.shape is not None
-        read, rank = node.attributes, len(x.shape) - 2
-        pads, ones = read.get_ints("pads", (0,) * 2 * rank), (1,) * rank
-        stride, dilation = read.get_ints("strides", ones)[axis], read.get_ints("dilations", ones)[axis]
-        more = read.get_ints("output_padding", (0,) * rank)[axis]
-        extents = int(x.shape[2 + axis]), int(weight.shape[2 + axis])
-        return cls(*extents, stride, dilation, (pads[axis], pads[rank + axis]), more)
+        rank, taps = len(x.shape) - 2, [int(each) for each in weight.shape][2:]
+        window, more = Window.of(node, taps), node.attributes.get_ints("output_padding", (0,) * rank)
+        pads = window.given[axis], window.given[rank + axis]
+        return cls(int(x.shape[2 + axis]), taps[axis], window.strides[axis], window.dilations[axis], pads, more[axis])
 
     def selection(self) -> Array:
         """(phase, tap of the convolution, tap of the filter): 1 where they belong together, else 0."""

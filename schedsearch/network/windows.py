@@ -1,165 +1,78 @@
-"""Windows that slide over images, and pools of what is in them."""
+"""How a node slides over the spatial axes of its input: the one place that reads strides, dilations and padding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from schedsearch.network.chain import Chain, Read
-from schedsearch.network.compositions.composition import noted
-from schedsearch.network.epilogue import append_requantise
-from schedsearch.network.facts import (
-    FLOATS,
-    INTEGERS,
-    dtype_of,
-    extents_of,
-    inputs_of,
-    name_of,
-    only_reader,
-)
-from schedsearch.network.graph import Constant
-from schedsearch.network.quantised import converted_from, converted_to, same_scale
-from schedsearch.network.reductions import reduction_of
 from schedsearch.typed import ParamsByName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def window_of(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> ParamsByName:
-    """Stride, dilation and padding of a convolution or pool over two dimensions."""
-    read = node.attributes
-    stride, dilation = (list(read.get_ints(name, (1, 1))) for name in ("strides", "dilations"))
-    padding = auto_pads(read.get_string("auto_pad", "NOTSET"), image, kernel, stride, dilation)
-    if padding is None:
-        padding = list(read.get_ints("pads", (0, 0, 0, 0)))
-    return {"stride": stride, "dilation": dilation, "padding": padding}
+@dataclass(frozen=True)
+class Window:
+    """The window of a convolution or pool.
 
+    Attributes:
+        taps: its extent along each axis.
+        strides, dilations: along each axis.
+        auto_pad: NOTSET, VALID, SAME_UPPER or SAME_LOWER.
+        given: the node's `pads`, which count if auto_pad is NOTSET: in front of each axis, then behind each.
+    """
 
-def auto_pads(
-    auto_pad: str, image: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> list[int] | None:
-    """The padding in front of each axis, then that behind each, by ONNX's `auto_pad`; None if the node's `pads` count."""
-    if auto_pad == "NOTSET":
-        return None
-    if auto_pad == "VALID":
-        return [0] * 2 * len(image)
-    before, after = [], []
-    for extent, taps, step, gap in zip(image, kernel, stride, dilation):
-        total = max((-(-extent // step) - 1) * step + (taps - 1) * gap + 1 - extent, 0)
-        smaller, larger = total // 2, total - total // 2
-        before.append(smaller if auto_pad == "SAME_UPPER" else larger)
-        after.append(larger if auto_pad == "SAME_UPPER" else smaller)
-    return [*before, *after]
+    taps: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    auto_pad: str
+    given: tuple[int, ...]
 
+    @classmethod
+    def of(cls, node: ir.Node, taps: Sequence[int] | None = None) -> Window:
+        """Reads a node.
 
-def _pool(mode: str, *, whole: bool = False) -> Read:
-    """Reads pools with a window, or those of whole images."""
+        Args:
+            taps: of its filters; default: its `kernel_shape`.
+        """
+        read = node.attributes
+        taps = tuple(read.get_ints("kernel_shape", ()) if taps is None else taps)
+        strides, dilations = (tuple(read.get_ints(name, (1,) * len(taps))) for name in ("strides", "dilations"))
+        pads = tuple(read.get_ints("pads", (0,) * 2 * len(taps)))
+        return cls(taps, strides, dilations, read.get_string("auto_pad", "NOTSET"), pads)
 
-    def read(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
-        (x,) = inputs_of(node, 1)
-        extents = extents_of(node, x)
-        if len(extents) != 4:
-            return f"{name_of(node)} has {len(extents) - 2} spatial dimensions; allowed: 1 to 3"
-        if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
-            return (
-                f"{name_of(node)} {noted(node) or 'gives the places of the largest pixels of an array of unknown extents'}"
-            )
-        if whole:
-            return _chain(node, x, mode, extents[2:], {}, taken)
-        kernel = list(node.attributes.get_ints("kernel_shape", ()))
-        if problem := _auto_pad_problem(node, extents[2:], kernel):
-            return f"{name_of(node)} has auto_pad SAME and {problem}, which runtimes pad in different ways; allowed: pads"
-        params = window_of(node, extents[2:], kernel)
-        params["ceil_mode"] = bool(node.attributes.get_int("ceil_mode", 0))
-        if mode == "average":
-            params["count_include_pad"] = bool(node.attributes.get_int("count_include_pad", 0))
-        return _chain(node, x, mode, kernel, params, taken)
+    @property
+    def is_same(self) -> bool:
+        """Whether the extents of the image decide about the padding."""
+        return self.auto_pad.startswith("SAME")
 
-    return read
+    @property
+    def fixed(self) -> list[int]:
+        """The padding of a window that `is_same` does not hold for: as `given`."""
+        return list(self.given) if self.auto_pad == "NOTSET" else [0] * 2 * len(self.taps)
 
+    @property
+    def reaches(self) -> list[int]:
+        """Pixels from the first to the last of a window."""
+        return [(taps - 1) * dilation + 1 for taps, dilation in zip(self.taps, self.dilations)]
 
-def _auto_pad_problem(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> str:
-    """What makes the padding of a pool uncertain. ONNX Runtime 1.32 pads as if there were no dilations, and leaves out
-    pixels in front where strides skip some; ONNX's definition does neither."""
-    if not node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
-        return ""
-    ones = (1,) * len(kernel)
-    strides, dilations = (node.attributes.get_ints(name, ones) for name in ("strides", "dilations"))
-    if any(taps > 1 and dilation > 1 for taps, dilation in zip(kernel, dilations)):
-        return "dilations"
-    skips = any((extent - 1) // stride * stride + taps < extent for extent, taps, stride in zip(image, kernel, strides))
-    return "strides that skip pixels" if skips else ""
+    def pads(self, image: Sequence[int]) -> list[int]:
+        """The padding, by ONNX's `auto_pad`: in front of each axis, then behind each.
 
+        Args:
+            image: extents of the spatial axes.
+        """
+        if not self.is_same:
+            return self.fixed
+        before, after = [], []
+        for extent, reach, step in zip(image, self.reaches, self.strides):
+            total = max((-(-extent // step) - 1) * step + reach - extent, 0)
+            smaller, larger = total // 2, total - total // 2
+            before.append(smaller if self.auto_pad == "SAME_UPPER" else larger)
+            after.append(larger if self.auto_pad == "SAME_UPPER" else smaller)
+        return [*before, *after]
 
-def _mean(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
-    """A ReduceMean of the two dimensions of images; means over other axes have become pools."""
-    found = reduction_of(node)
-    if isinstance(found, str):
-        return f"{name_of(node)} {found}"
-    return _chain(node, found.x, "average", found.shape[2:], {}, taken)
-
-
-def _norm(node: ir.Node, taken: set[ir.Node]) -> str:
-    """Pools by the p-norm have become averages, but for those that cannot be."""
-    (x,) = inputs_of(node, 1)
-    if (dtype := dtype_of(x)) not in FLOATS:
-        return f"{name_of(node)} reads {dtype or 'an unknown dtype'}; allowed: {', '.join(FLOATS)}"
-    extents_of(node, x)
-    return f"{name_of(node)} has a p that is no positive integer; allowed: 1, 2, ..."
-
-
-def _quantised_average(
-    node: ir.Node, x: ir.Value, kernel: Sequence[int], window: ParamsByName, taken: set[ir.Node]
-) -> Chain | None:
-    """An average between conversions with different scales: a convolution of each channel with ones, which stand for
-    1 / pixels, so that sums are integers and only their product with a scale is rounded. None if there are no such
-    conversions, or if windows at a border have fewer pixels."""
-    q, follower = converted_from(x), only_reader(node.outputs[0])
-    y = None if follower is None or follower in taken else converted_to(follower)
-    bordered = any(window.get("padding", ())) and not window.get("count_include_pad")
-    if q is None or y is None or follower is None or bordered or window.get("ceil_mode") or q.dtype not in INTEGERS:
-        return None
-    if q.scale is None or q.scale.size > 1 or q.zero_point is None or y.scale is None or y.scale.size > 1:
-        return None
-    n, c, h, w = extents_of(node, x)
-    r, s = kernel
-    params = {"n": n, "c": c, "h": h, "w": w, "k": c, "r": r, "s": s, "groups": c, "dtype": q.dtype, "weight_dtype": "int8"}
-    params |= {name: window[name] for name in ("stride", "dilation", "padding") if name in window}
-    ones = Constant(f"{name_of(node)}.ones", "OIHW", np.ones((c, 1, r, s), np.int8))
-    chain = Chain("conv2d", params, [node], node.outputs[0], {"x": q.value, "weight": ones}, channels=c)
-    if q.zero_point:
-        params["zero_points"] = ["x"]
-        chain.scalars["x_zero_point"] = q.zero_point
-    chain.make_depthwise()
-    chain.append(follower)
-    append_requantise(chain, q.scale * np.float32(1 / (r * s)), y, taken)
-    return chain
-
-
-def _chain(node: ir.Node, x: ir.Value, mode: str, kernel: Sequence[int], window: ParamsByName, taken: set[ir.Node]) -> Chain:
-    """The pool; of 8-bit numbers if it stands between conversions with the same scale."""
-    n, c, h, w = extents_of(node, x)
-    sizes = {"n": n, "c": c, "h": h, "w": w, "r": kernel[0], "s": kernel[1], "mode": mode}
-    chain = Chain("pool2d", {**sizes, **window, "dtype": dtype_of(x)}, [node], node.outputs[0], {"x": x})
-    follower = chain.next(taken)
-    whole = same_scale([x], follower)
-    if whole and follower is not None and not (whole[0].zero_point and window.get("count_include_pad")):
-        chain.params["dtype"] = whole[0].dtype
-        chain.arguments["x"] = whole[0].value
-        chain.append(follower)
-        return chain
-    averaged = _quantised_average(node, x, kernel, window, taken) if mode == "average" else None
-    return averaged or chain
-
-
-POOLS: Mapping[str, Read] = {
-    "MaxPool": _pool("max"),
-    "AveragePool": _pool("average"),
-    "GlobalMaxPool": _pool("max", whole=True),
-    "GlobalAveragePool": _pool("average", whole=True),
-    "ReduceMean": _mean,
-    **dict.fromkeys(("LpPool", "GlobalLpPool"), _norm),
-}
+    def params(self, image: Sequence[int]) -> ParamsByName:
+        """Of the operators `conv2d` and `pool2d`."""
+        return {"stride": list(self.strides), "dilation": list(self.dilations), "padding": self.pads(image)}

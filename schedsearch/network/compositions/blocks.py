@@ -15,6 +15,7 @@ import numpy as np
 
 from schedsearch.network.compositions.composition import Composition, Rewrite, rewrite, shape_of
 from schedsearch.network.facts import FLOATS, constant_of, dtype_of
+from schedsearch.network.windows import Window
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -32,13 +33,11 @@ def _col2im(c: Composition) -> str | None:
         return f"has blocks of {len(block)} dimensions in images of {rank}; allowed: 1 to 3, as many in both"
     if dtype_of(x) not in FLOATS:
         return f"adds {dtype_of(x)}; allowed: {', '.join(FLOATS)}"
-    read, ones = c.node.attributes, (1,) * rank
-    strides, dilations = (list(read.get_ints(name, ones)) for name in ("strides", "dilations"))
+    window = Window.of(c.node, block)
+    strides, dilations, pads, reach = list(window.strides), list(window.dilations), list(window.given), window.reaches
     if rank != 2 and max(dilations) > 1:  # ONNX Runtime 1.32 differs from ONNX's definition there
         return f"has dilations {dilations}, with which runtimes add pixels at different places; allowed but in images: 1"
-    pads = list(read.get_ints("pads", (0,) * 2 * rank))
     around = [extent + before + after for extent, before, after in zip(image, pads, pads[rank:])]
-    reach = [(extent - 1) * dilation + 1 for extent, dilation in zip(block, dilations)]
     grid = [(extent - own) // stride + 1 for extent, own, stride in zip(around, reach, strides)]
     n, pixels, columns = shape_of(x)
     channels, left = divmod(pixels, math.prod(block))

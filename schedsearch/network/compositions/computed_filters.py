@@ -15,7 +15,7 @@ import numpy as np
 
 from schedsearch.network.compositions.composition import Composition, Rewrite, rewrite, shape_of
 from schedsearch.network.facts import FLOATS, dtype_of, folded
-from schedsearch.network.windows import auto_pads
+from schedsearch.network.windows import Window
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -42,17 +42,15 @@ def _conv(c: Composition) -> str | None:
 
 def _columns(c: Composition, x: ir.Value, taps: Sequence[int], windows: Sequence[int]) -> ir.Value:
     """[n * c, *taps, *windows]: the pixels of x at each tap of the filters."""
-    read, shape, rank = c.node.attributes, shape_of(x), len(taps)
-    ones, image = (1,) * rank, shape[2:]
-    strides, dilations = (list(read.get_ints(name, ones)) for name in ("strides", "dilations"))
-    pads = auto_pads(read.get_string("auto_pad", "NOTSET"), image, taps, strides, dilations)
-    pads = list(read.get_ints("pads", (0,) * 2 * rank)) if pads is None else pads
+    shape, rank, window = shape_of(x), len(taps), Window.of(c.node, taps)
+    image = shape[2:]
+    pads = window.pads(image)
     value = c.reshape(x, [math.prod(shape[:2]), *image])
     if any(pads):
         around = [extent + before + after for extent, before, after in zip(image, pads, pads[rank:])]
         margins = np.array([0, *pads[:rank], 0, *pads[rank:]], np.int64)
         value = c.add("Pad", [value, c.constant(margins), c.constant(np.array(0), x)], [math.prod(shape[:2]), *around])
-    for axis, (count, stride, dilation, made) in enumerate(zip(taps, strides, dilations, windows), 1):
+    for axis, (count, stride, dilation, made) in enumerate(zip(taps, window.strides, window.dilations, windows), 1):
         chosen = (np.arange(count, dtype=np.int64)[:, None] * dilation + np.arange(made) * stride).ravel()
         extents = shape_of(value)
         if not np.array_equal(chosen, np.arange(extents[axis])):

@@ -19,7 +19,7 @@ import numpy as np
 
 from schedsearch.network.compositions.composition import Composition, Rewrite, rewrite, shape_of
 from schedsearch.network.facts import INTEGERS, constant_of, dtype_of, folded, number_of
-from schedsearch.network.windows import window_of
+from schedsearch.network.windows import Window
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -173,7 +173,7 @@ def _holds(kind: Any, numbers: Any) -> bool:
 def _sums_of_taps(node: ir.Node, filters: Any, image: list[int], out: list[int]) -> Any:
     """The sums of the weights whose taps lie inside of the image: [1, k, oh, ow], or [1, k, 1, 1] if that is all of them."""
     taps = filters.shape[2:]
-    window = window_of(node, (image[2], image[3]), (taps[0], taps[1]))
+    window = Window.of(node, (taps[0], taps[1])).params((image[2], image[3]))
     pads, strides, dilations = window["padding"], window["stride"], window["dilation"]
     inside = []
     for axis in range(2):

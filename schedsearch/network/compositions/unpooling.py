@@ -16,7 +16,7 @@ import numpy as np
 
 from schedsearch.network.compositions.composition import Composition, Rewrite, rewrite, shape_of
 from schedsearch.network.facts import constant_input, dtype_of, is_given
-from schedsearch.network.windows import auto_pads
+from schedsearch.network.windows import Window
 from schedsearch.ops.topk import DTYPES as RANKED
 from schedsearch.typed import Array
 
@@ -80,12 +80,8 @@ def _max_pool(c: Composition) -> str | None:
 
 
 def _axes(node: ir.Node, image: Sequence[int], windows: Sequence[int]) -> list[_Axis]:
-    read, ones = node.attributes, (1,) * len(image)
-    taps = list(read.get_ints("kernel_shape", ()))
-    strides, dilations = (list(read.get_ints(name, ones)) for name in ("strides", "dilations"))
-    pads = auto_pads(read.get_string("auto_pad", "NOTSET"), image, taps, strides, dilations)
-    before = list(read.get_ints("pads", (0,) * 2 * len(image))) if pads is None else pads
-    return [_Axis(*each) for each in zip(image, windows, taps, strides, dilations, before)]
+    window = Window.of(node)
+    return [_Axis(*each) for each in zip(image, windows, window.taps, window.strides, window.dilations, window.pads(image))]
 
 
 def _places(c: Composition, x: ir.Value, axes: Sequence[_Axis], *, columns: bool) -> ir.Value:
@@ -157,12 +153,11 @@ def _max_unpool(c: Composition) -> str | None:
 
 def _unpooled(node: ir.Node, shape: Sequence[int]) -> list[int] | None:
     """The shape by ONNX's formula, without output_shape; None if windows and pixels have other numbers of axes."""
-    read, rank = node.attributes, len(shape) - 2
-    taps, strides = read.get_ints("kernel_shape", ()), read.get_ints("strides", (1,) * rank)
-    pads = read.get_ints("pads", (0,) * 2 * rank)
-    if rank < 1 or (len(taps), len(strides), len(pads)) != (rank, rank, 2 * rank):
+    window, rank = Window.of(node), len(shape) - 2
+    pads = window.given
+    if rank < 1 or (len(window.taps), len(window.strides), len(pads)) != (rank, rank, 2 * rank):
         return None
-    sides = zip(shape[2:], taps, strides, pads, pads[rank:])
+    sides = zip(shape[2:], window.taps, window.strides, pads, pads[rank:])
     return [*shape[:2], *((extent - 1) * step + each - before - after for extent, each, step, before, after in sides)]
 
 

@@ -20,7 +20,7 @@ from schedsearch.network.compositions.steps import Steps, extents
 from schedsearch.network.elementwise import ELEMENTWISE
 from schedsearch.network.facts import FLOATS, constant_input, dtype_of, is_given, is_onnx, optional_input
 from schedsearch.network.transposed import Axis, transposed_problem
-from schedsearch.network.windows import auto_pads
+from schedsearch.network.windows import Window
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -139,9 +139,8 @@ def _convolution(model: ir.Model, node: ir.Node, made: _Made) -> None:
     shape = extents(x)
     if x is None or shape is None or weight is None or y is None or dtype_of(x) not in FLOATS or weight.ndim != _RANK:
         return
-    groups, ones = read.get_int("group", 1), (1, 1, 1)
-    strides, dilations = (list(read.get_ints(name, ones)) for name in ("strides", "dilations"))
-    pads = _pads(node, shape[2:], weight.shape[2:])
+    groups, window = read.get_int("group", 1), Window.of(node, weight.shape[2:])
+    strides, dilations, pads = window.strides, window.dilations, window.pads(shape[2:])
     bias = node.inputs[2] if is_given(node, 2) else None
     n, (k, each, planes, *_), depth = shape[0], weight.shape, y[2]
     if shape[2] + pads[0] + pads[3] <= (planes - 1) * dilations[0]:
@@ -152,8 +151,8 @@ def _convolution(model: ir.Model, node: ir.Node, made: _Made) -> None:
         places = [(plane * dilations[0], strides[0]) for plane in range(planes)]
         images = _planes(steps, images, shape, (pads[0], pads[3]), places, depth, groups)
     filters = weight.transpose(0, 2, 1, 3, 4).reshape(k, planes * each, *weight.shape[3:])
-    window = {"strides": strides[1:], "dilations": dilations[1:], "pads": [*pads[1:3], *pads[4:]], "group": groups}
-    convolved = steps.add("Conv", [images, filters, bias], [n * depth, k, *y[3:]], like=x, **window)
+    flat = {"strides": strides[1:], "dilations": dilations[1:], "pads": [*pads[1:3], *pads[4:]], "group": groups}
+    convolved = steps.add("Conv", [images, filters, bias], [n * depth, k, *y[3:]], like=x, **flat)
     _volume(steps, convolved, y)
     steps.replace()
 
@@ -190,13 +189,6 @@ def _planes(
     if groups > 1:  # the planes of each group stand side by side
         parts = [steps.reshape(part, [n * depth, groups, 1, c // groups * h, w]) for part in parts]
     return steps.reshape(steps.concat(parts, 2 if groups > 1 else 1), [n * depth, len(places) * c, h, w])
-
-
-def _pads(node: ir.Node, image: Sequence[int], kernel: Sequence[int]) -> list[int]:
-    read, ones = node.attributes, (1,) * len(image)
-    strides, dilations = (read.get_ints(name, ones) for name in ("strides", "dilations"))
-    found = auto_pads(read.get_string("auto_pad", "NOTSET"), image, kernel, strides, dilations)
-    return list(read.get_ints("pads", (0,) * 2 * len(image))) if found is None else found
 
 
 def _transposed(model: ir.Model, node: ir.Node) -> ir.Node | None:
