@@ -296,6 +296,19 @@ class TestRun:
             _conclude(summary, file, "t.db", "cpu", COLD_GRAPH, True)  # type: ignore[arg-type]
         assert ("records list" in str(caught.value)) == is_shown
 
+    def test_a_range_without_kernels_says_once_where_its_failures_are(self) -> None:
+        workload = Workload("softmax", {"x": [4, 4]})
+        of_range = SimpleNamespace(label="softmax, 4 to 64 rows")
+        found = SimpleNamespace(of_range=of_range, table=None, problem="no configuration runs softmax 4x4", to_json=dict)
+        summary: Any = SimpleNamespace(tasks=[], ranges=[found])
+        file: Any = SimpleNamespace(tasks=[SimpleNamespace(workload=workload, name="")])
+        with pytest.raises(NoValidConfigError) as caught:
+            _conclude(summary, file, "t.db", "cpu", COLD_GRAPH, True)
+        assert str(caught.value) == (
+            "no valid configuration was found for softmax, 4 to 64 rows (no configuration runs softmax 4x4); "
+            "see why: schedsearch records list --db t.db --failed"
+        )
+
 
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # which end a run as Ctrl-C does
 

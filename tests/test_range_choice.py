@@ -183,7 +183,7 @@ def test_a_build_that_fails_costs_one_trial_and_a_record(outcome: Outcome) -> No
 
 
 def test_wrong_values_at_one_size_exclude_a_kernel_everywhere() -> None:
-    with pytest.raises(NoValidConfigError, match="no configuration runs"):
+    with pytest.raises(NoValidConfigError, match=r"no configuration runs [^;]*$"):
         World(runs=lambda n: Outcome.WRONG_ANSWER if n == 1 else float(n)).choice(RangeBudget(64, 25)).table()
 
 

@@ -300,9 +300,7 @@ class RangeChoice:
         """The candidates that run a size. Raises NoValidConfigError if there is none."""
         able = [each for each in self._candidates if each.serves(size)]
         if not able:
-            raise NoValidConfigError(
-                f"no configuration runs {self._range.at(size).label}; see why: schedsearch records list --failed"
-            )
+            raise NoValidConfigError(f"no configuration runs {self._range.at(size).label}")
         return able
 
     # Measuring
