@@ -419,7 +419,8 @@ class TestProcesses:
                 break
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
+        said = process.communicate(timeout=120)[1]
+        assert (process.returncode, said.splitlines()[-1]) == (130, "the dashboard has ended")
 
     def test_it_ends_when_the_process_that_it_belongs_to_is_killed(self, sample: Path, tmp_path: Path) -> None:
         code = (

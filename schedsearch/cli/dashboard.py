@@ -17,6 +17,7 @@ from urllib.parse import quote
 import click
 
 from schedsearch.cli import given, render
+from schedsearch.cli.process import INTERRUPTED
 from schedsearch.errors import DatabaseError, UsageError
 from schedsearch.measurement import DEFAULT_DB
 
@@ -102,6 +103,10 @@ def dashboard(
     answers = Answers(stores, replays)
     try:
         serve(answers, listening, host=host, token=token, parent=parent)
+    except KeyboardInterrupt:
+        if not parent:
+            render.say("the dashboard has ended", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
     finally:
         answers.close()
         listening.close()
