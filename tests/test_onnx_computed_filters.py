@@ -23,12 +23,24 @@ from schedsearch.network.graph import Node  # noqa: E402
 from schedsearch.network.model import ModelError  # noqa: E402
 
 
-def model_of(shape: Sequence[Any], filters: Sequence[int], *, bias: bool = False, dtype: int = 1, **given: Any) -> Any:
-    """Conv(x, w, b), of which all are inputs of the network."""
+def model_of(
+    shape: Sequence[Any],
+    filters: Sequence[int],
+    *,
+    bias: bool = False,
+    dtype: int = 1,
+    op: str = "Conv",
+    constant: str = "",
+    **given: Any,
+) -> Any:
+    """Conv(x, w, b), or another operator, of which all are inputs of the network but for those of `constant`."""
     info = helper.make_tensor_value_info
-    inputs = [info("x", dtype, shape), info("w", dtype, filters), *([info("b", dtype, filters[:1])] if bias else [])]
-    node = helper.make_node("Conv", [each.name for each in inputs], ["y"], name="conv", **given)
-    graph = helper.make_graph([node], "net", inputs, [helper.make_empty_tensor_value_info("y")])
+    channels = filters[0] if op == "Conv" else filters[1] * given.get("group", 1)
+    inputs = [info("x", dtype, shape), info("w", dtype, filters), *([info("b", dtype, [channels])] if bias else [])]
+    node = helper.make_node(op, [each.name for each in inputs], ["y"], name="conv", **given)
+    weights = [onnx.numpy_helper.from_array(normal(*filters, seed=1), "w")] if constant == "w" else []
+    inputs = [each for each in inputs if each.name != constant]
+    graph = helper.make_graph([node], "net", inputs, [helper.make_empty_tensor_value_info("y")], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     return onnx.shape_inference.infer_shapes(model)
 
@@ -70,6 +82,53 @@ def test_filters_may_be_inputs(name: str) -> None:
         groups=given.get("group", 1),
     )
     np.testing.assert_allclose(referred(model, inputs)[0], wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+TRANSPOSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "of single pixels": ((2, 3, 4, 5), (3, 6, 1, 1), {"bias": True}),
+    "with padding": ((2, 3, 5, 6), (3, 4, 3, 3), {"pads": [1, 1, 1, 1], "bias": True}),
+    "with strides": ((1, 4, 3, 4), (4, 2, 4, 3), {"pads": [1, 0, 1, 0], "strides": [2, 3], "output_padding": [1, 2]}),
+    "with dilations of groups": (
+        (2, 6, 4, 4),
+        (6, 2, 3, 2),
+        {"group": 3, "dilations": [2, 3], "strides": [2, 1], "bias": True},
+    ),
+    "of one axis": ((2, 3, 5), (3, 4, 3), {"strides": [2], "pads": [1, 1]}),
+    "of three axes": ((1, 4, 2, 3, 2), (4, 1, 2, 3, 2), {"group": 2, "strides": [2, 1, 2], "bias": True}),
+}
+
+
+@pytest.mark.parametrize("constant", ["", "w"])
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_filters_and_bias_of_transposed_convolutions_may_be_inputs(name: str, constant: str) -> None:
+    torch = pytest.importorskip("torch")
+    shape, filters, given = TRANSPOSED[name]
+    given = {**given, "bias": given.get("bias", False) or bool(constant)}
+    model, rank = model_of(shape, filters, op="ConvTranspose", constant=constant, **given), len(shape) - 2
+    inputs = arrays_of(model)
+    every = {**inputs, **({"w": normal(*filters, seed=1)} if constant else {})}
+    function = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)[rank - 1]
+    wanted = function(
+        *(torch.from_numpy(every[each]).double() for each in ("x", "w", "b") if each in every),
+        padding=given.get("pads", [0] * rank)[:rank],
+        stride=given.get("strides", 1),
+        dilation=given.get("dilations", 1),
+        groups=given.get("group", 1),
+        output_padding=given.get("output_padding", 0),
+    )
+    np.testing.assert_allclose(referred(model, inputs)[0], wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_bias_of_constant_filters_may_be_an_input(name: str) -> None:
+    shape, filters, given = CASES[name]
+    assert_as_onnxruntime(model := model_of(shape, filters, constant="w", **{**given, "bias": True}), arrays_of(model))
+
+
+@pytest.mark.parametrize("given", [{"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}, {"output_shape": [8, 7]}])
+def test_padding_by_rule_of_transposed_convolutions_is_that_of_onnxruntime(given: dict[str, Any]) -> None:
+    model = model_of((1, 2, 4, 3), (2, 3, 4, 3), op="ConvTranspose", strides=[2, 2], **given)
+    assert_as_onnxruntime(model, arrays_of(model))
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])

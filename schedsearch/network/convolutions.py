@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.compositions.composition import noted
 from schedsearch.network.epilogue import append_bias, append_requantise, float_stages, integer_stages
 from schedsearch.network.facts import FLOATS, INTEGERS, dtype_of, extents_of, folded, inputs_of, name_of
 from schedsearch.network.graph import Constant
@@ -89,7 +90,7 @@ def _conv_integer(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
 
 def _transposed(node: ir.Node, taken: set[ir.Node]) -> str:
     """Transposed convolutions are convolutions here, but for those that cannot be; see `network.transposed`."""
-    return f"{name_of(node)} {transposed_problem(node) or 'has a bias that is computed; allowed: a constant'}"
+    return f"{name_of(node)} {noted(node) or transposed_problem(node) or 'has a bias that is computed; allowed: a constant'}"
 
 
 CONVOLUTIONS: Mapping[str, Read] = {
