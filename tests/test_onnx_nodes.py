@@ -43,7 +43,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(REDUCTIONS, "array without elements|axes that are computed"),
     "ReduceMean": "axes that are computed",
     "DFT": "is computed",
-    "GridSample": "is (bi)?cubic",
+    "GridSample": "is cubic, of 3 spatial dimensions",
     "Resize": "has align_corners and scales",
     "ScatterElements": "reduction 'mul' is not possible",
     "ScatterND": "reduction 'mul' is not possible",

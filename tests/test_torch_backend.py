@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 pytest.importorskip("onnxscript")
 
-from torch_support import Clock, Residual, Sampled, close, image, prepared  # noqa: E402
+from torch_support import Clock, Residual, Scattered, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.torch.compiler import selected_graph  # noqa: E402
@@ -144,16 +144,16 @@ class InPlace(nn.Module):  # type: ignore[misc, name-defined]
         return self.conv(torch.relu_(x))
 
 
-class ConvolvedAndSampled(nn.Sequential):  # type: ignore[misc, name-defined]
+class ConvolvedAndScattered(nn.Sequential):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(8, 8, 1), Sampled())
+        super().__init__(nn.Conv2d(8, 8, 1), Scattered())
 
 
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
         (InPlace, "the graph writes to its inputs"),
-        (ConvolvedAndSampled, "no operator for these nodes of the model: GridSample"),
+        (ConvolvedAndScattered, "no operator for these nodes of the model: ScatterElements"),
     ],
     ids=["writes", "unknown_operator"],
 )

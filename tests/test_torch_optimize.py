@@ -17,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make test-integrations installs it")
 
-from torch_support import Clock, Residual, Sampled, close, db, image, optimize, prepared, ran, small, without_autograd  # noqa: E402, F401
+from torch_support import Clock, Residual, Scattered, close, db, image, optimize, prepared, ran, small, without_autograd  # noqa: E402, F401
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.errors import UsageError  # noqa: E402

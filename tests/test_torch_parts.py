@@ -16,7 +16,7 @@ pytest.importorskip("onnxscript")
 
 from test_torch_backend import compiled, db  # noqa: E402, F401
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
-from torch_support import Clock, Sampled, close, image, prepared  # noqa: E402
+from torch_support import Clock, Scattered, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.fixed import FixedNet  # noqa: E402
@@ -37,11 +37,11 @@ class Between(nn.Module):  # type: ignore[misc, name-defined]
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1))
         self.last = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 1))
-        self.sampled = Sampled()
+        self.scattered = Scattered()
 
     def forward(self, x: Any) -> Any:
         y = self.first(x)
-        return self.last(self.sampled(y) + y)
+        return self.last(self.scattered(y) + y)
 
 
 @pytest.fixture(autouse=True)
@@ -97,13 +97,13 @@ def reaches(start: Any, nodes: set[Any], outside: bool = False) -> bool:
 class Splits(nn.Module):  # type: ignore[misc, name-defined]
     def __init__(self) -> None:
         super().__init__()
-        self.sampled = Sampled()
+        self.scattered = Scattered()
 
     def forward(self, x: Any) -> Any:
         first, second = x.chunk(2, 1)
         y = torch.relu(first) * 2 + torch.sigmoid(second)
-        z = self.sampled(y)
-        return torch.tanh(z) + torch.relu(y), self.sampled(z)
+        z = self.scattered(y)
+        return torch.tanh(z) + torch.relu(y), self.scattered(z)
 
 
 @pytest.mark.parametrize(("make", "missing"), [(Between, 1), (Splits, 2)], ids=["between", "splits"])
@@ -111,8 +111,8 @@ def test_parts_are_convex_and_compute_what_their_nodes_do(make: Any, missing: in
     model, x = prepared(make()), image()
     graph, weights = exported(model, x)
     found, left = partition(graph, weights)
-    assert [(each.what, each.count) for each in left] == [("grid_sampler.default", missing)]
-    assert "is cubic; allowed: bilinear, linear, nearest" in str(left[0])
+    assert [(each.what, each.count) for each in left] == [("scatter_reduce.two", missing)]
+    assert "node_scatter_reduce: reduction: reduction 'mul' is not possible" in str(left[0])
     values: dict[Any, Any] = {}
 
     class Keep(torch.fx.Interpreter):  # type: ignore[misc, name-defined]
@@ -222,7 +222,7 @@ def test_networks_compute_parts_of_a_model(optimize: Any, ran: list[str]) -> Non
     plain = copy.deepcopy(model)
     report = optimize(model, x)
     assert [(part.name, part.served) for part in report.parts] == [("add to last.2", True), ("first.0 to first.2", True)]
-    assert "PyTorch computes grid_sampler.default (sampled): node_GridSample_0 is cubic" in str(report)
+    assert "PyTorch computes scatter_reduce.two (scattered): node_scatter_reduce: reduction" in str(report)
     ran.clear()
     assert close(model(x), plain(x)) and model(x).stride() == plain(x).stride() and ran == ["network"] * 4
     fast = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -268,7 +268,8 @@ def test_the_backend_has_networks_for_parts_until_weights_change(compiled: Any, 
     network = reports[0].network
     assert network.served and [part.served for part in network.parts] == [True, True]
     assert network.left == (
-        "PyTorch computes grid_sample (sampled): node_GridSample_0 is cubic; allowed: bilinear, linear, nearest",
+        "PyTorch computes scatter_reduce (scattered): node_scatter_reduce: reduction: reduction 'mul' is not possible; "
+        "allowed: none, add, max, min",
     )
     ran.clear()
     assert close(fast(2 * x), model(2 * x)) and ran == ["network"] * 2

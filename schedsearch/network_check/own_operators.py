@@ -10,6 +10,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_attention import Attention_24, Attention_25
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as _OfOneGroup
+from onnx.reference.ops.op_grid_sample import GridSample as _ClampedFirst
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
 from onnx.reference.ops.op_resize import Resize as _OfCentres
 
@@ -33,6 +34,25 @@ class RandomUniformLike(_OfArrays):  # type: ignore[misc]
     def _run(self, x: Array, **attributes: object) -> tuple[Array]:
         (drawn,) = super()._run(x.reshape(-1), **attributes)
         return (np.asarray(drawn).reshape(x.shape),)
+
+
+class GridSample(_ClampedFirst):  # type: ignore[misc]
+    """By the names of opset 16, too. Onnx's own moves a place outside of the image to its border before it takes the pixels
+    around it; with cubic weights, ONNX Runtime and PyTorch move the pixels only."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, grid: Array, **given: Any) -> tuple[Array]:
+        mode = given.get("mode") or "linear"
+        given["mode"] = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+        self._moves_pixels_only = given["mode"] == "cubic"
+        found: tuple[Array] = super()._run(x, grid, **given)
+        return found
+
+    def _clamp(self, place: Any, low: float, high: float) -> Any:
+        if self._moves_pixels_only and not isinstance(place, int):
+            return place
+        return super()._clamp(place, low, high)
 
 
 class Resize(_OfCentres):  # type: ignore[misc]
@@ -199,6 +219,7 @@ def _attention(of_onnx: type[OpRun]) -> type[OpRun]:
 
 _ALWAYS: Sequence[type[OpRun]] = (
     RandomUniformLike,
+    GridSample,
     LRN,
     LSTM,
     GRU,
