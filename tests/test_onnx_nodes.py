@@ -26,7 +26,8 @@ from schedsearch.network.lower import TAKEN, lower  # noqa: E402
 from schedsearch.network.model import ModelError, simplified  # noqa: E402
 from schedsearch.network.reductions import REDUCTIONS  # noqa: E402
 
-COMPUTED = {*ELEMENTWISE, "Concat", "MatMul", "Einsum", "Attention", "RotaryEmbedding"} - {
+LOSSES = ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+COMPUTED = {*ELEMENTWISE, *LOSSES, "Concat", "MatMul", "Einsum", "Attention", "RotaryEmbedding"} - {
     "BatchNormalization",
     "QuantizeLinear",
     "DequantizeLinear",

@@ -16,7 +16,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.network.chain import Chain, Operand, Read
-from schedsearch.network.compositions import attention, blocks, einsum, places, rotary, sampling, spectra, sums, unpooling
+from schedsearch.network.compositions import (
+    attention,
+    blocks,
+    einsum,
+    losses,
+    places,
+    rotary,
+    sampling,
+    spectra,
+    sums,
+    unpooling,
+)
 from schedsearch.network.compositions.composition import left_of, noted
 from schedsearch.network.compositions.resizing import RESIZED
 from schedsearch.network.concatenations import without_concatenations
@@ -76,6 +87,7 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
             **blocks.REWRITTEN,
             **einsum.REWRITTEN,
             **rotary.REWRITTEN,
+            **losses.REWRITTEN,
             **sampling.REWRITTEN,
             **spectra.REWRITTEN,
             **unpooling.REWRITTEN,
