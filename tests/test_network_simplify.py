@@ -262,3 +262,15 @@ def test_the_mask_of_a_dropout_may_have_no_name() -> None:
 def test_a_split_into_parts_without_names_keeps_their_number() -> None:
     nodes = [helper.make_node("Split", ["x"], ["v", ""], axis=1), helper.make_node("Relu", ["v"], ["y"])]
     np.testing.assert_array_equal(value_of(simple(nodes, X.shape, 13), X), np.maximum(X[:, :1], 0))
+
+
+def test_two_constants_of_one_name_stay_two() -> None:
+    """onnxscript calls the shape of a Reshape after its result, and the shape that a Flatten becomes after its input."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "row"], ["v0"]),
+        helper.make_node("Reshape", ["v0", "row"], ["v1"]),
+        helper.make_node("Flatten", ["v1"], ["v2"], axis=0),
+        helper.make_node("Add", ["v1", "v2"], ["y"]),
+    ]
+    made = simple(nodes, X.shape, 13, row=np.array([-1]))
+    np.testing.assert_array_equal(value_of(made, X), 2 * X.reshape(1, -1))

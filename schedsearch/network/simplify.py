@@ -16,7 +16,7 @@ import numpy as np
 
 from schedsearch.network.compositions.contributed import rewrite_contributed_shapes
 from schedsearch.network.contributed import rewrite_contributed
-from schedsearch.network.control.bodies import graphs_of
+from schedsearch.network.control.bodies import Names, graphs_of
 from schedsearch.network.control.branches import compute_both, take_branches
 from schedsearch.network.control.isolated import isolate
 from schedsearch.network.control.loops import unroll
@@ -107,6 +107,7 @@ def simplify(model: ir.Model, name: str, *, of_branch: Callable[[ir.Model, str],
             _fold(model),
             _know_constants(model),
             rules(model).modified,
+            _register_constants(model),
             fuse(model),
         ]
         for clean in (common.RemoveUnusedNodesPass, common.RemoveUnusedFunctionsPass, common.RemoveUnusedOpsetsPass):
@@ -384,6 +385,22 @@ def _know_constants(model: ir.Model) -> bool:
             tensor = value.const_value
             if tensor is not None and value.shape != tensor.shape:
                 value.shape = tensor.shape
+                changed = True
+    return changed
+
+
+def _register_constants(model: ir.Model) -> bool:
+    """Gives constants that have the name of another one a name of their own: two of onnxscript's rules name the shape of a
+    Reshape after its input or its result, and the later one takes the place of the first among the initializers."""
+    changed, names = False, None
+    for graph in graphs_of(model.graph):
+        for node in graph:
+            for value in node.inputs:
+                if value is None or value.const_value is None or value.producer() is not None or value.graph is not None:
+                    continue
+                names = names or Names(model)
+                value.name = names.value(str(value.name))
+                model.graph.register_initializer(value)
                 changed = True
     return changed
 
