@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -117,11 +117,38 @@ class TestCheck:
             "breaks the rule: a times b is at most 2 (got a=3)"
         ]
 
+    def test_a_rule_may_ask_whether_the_space_has_a_name(self) -> None:
+        asked: dict[str, bool] = {}
+
+        def rule(k: Mapping[str, object]) -> bool:
+            asked.update({name: name in k for name in ("a", "area", "aa")})
+            return True
+
+        space = ConfigSpace([Knob("a", (1, 3), "")], [Constraint("any", rule)], derived={"area": lambda k: k["a"] ** 2})
+        assert space.check({"a": 3}) == []
+        assert asked == {"a": True, "area": True, "aa": False}
+
     def test_names_what_is_missing_unknown_and_not_allowed(self) -> None:
         problems = " | ".join(small_space().check(Config(bmm=16, warps=3, vector=True, order="row")))
         assert "unknown knob 'bmm'" in problems and "did you mean 'bm'" in problems
         assert "'bm' is missing" in problems
         assert "'warps' is 3" in problems and "1, 2, 4, 8" in problems
+
+    def test_the_legal_ones_among_configurations_are_those_of_brute_force_in_their_order(self) -> None:
+        space, legal = small_space(), brute_force()
+        foreign = [
+            Config(bm=16, warps=3, vector=True, order="row"),
+            Config(bm=16, warps=1, vector=1, order="row"),
+            Config(bm=16, warps=1, order="row"),
+            Config(bm=16, warps=1, vector=True, order="row", bn=8),
+            Config(),
+        ]
+        broken = [Config(bm=64, warps=8, vector=True, order="row")]
+        mixed = [*foreign, *legal[:5], *broken, *legal[5:], *foreign]
+        rows, at = space.legal_among(mixed)
+        assert [mixed[i] for i in at] == legal
+        assert space.configs(rows) == legal
+        assert [len(found) for found in space.legal_among([])] == [0, 0]
 
     def test_require_raises_with_the_reasons(self) -> None:
         small_space().require(brute_force()[0])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from schedsearch.config import Config
-from schedsearch.errors import ConfigError
 from schedsearch.space import ConfigSpace, Rows
 
 
@@ -79,12 +78,12 @@ class Tuner(ABC):
         if default is not None:
             space.require(default)
         first = hints if default is None else (default, *hints)
-        self._first = self._rows_in_space(first)[0]  # proposed before anything else
+        self._first = self.space.legal_among(first)[0]  # proposed before anything else
         self._results: dict[
             Any, tuple[NDArray[np.int32], float]
         ] = {}  # key -> (row, time in ns or NaN), in order of arrival
         self._elsewhere: list[tuple[Rows, NDArray[np.float64]]] = []  # results of other tasks: rows, times or NaN
-        self._taken.update(self._keys(self._rows_in_space(exclude)[0]))
+        self._taken.update(self._keys(self.space.legal_among(exclude)[0]))
         self._set_up()
 
     # ---- for callers
@@ -114,7 +113,7 @@ class Tuner(ABC):
         """
         if wrong := [time_ns for _, time_ns in results if time_ns is not None and not 0 < time_ns < float("inf")]:
             raise ValueError(f"a time must be a positive number of nanoseconds, or None for a failure; got {wrong[0]!r}")
-        rows, known = self._rows_in_space(config for config, _ in results)
+        rows, known = self.space.legal_among(config for config, _ in results)
         times = np.array([np.nan if time_ns is None else time_ns for _, time_ns in results], dtype=np.float64)[known]
         if not len(rows):
             return
@@ -135,7 +134,7 @@ class Tuner(ABC):
                 Configurations that are not legal in this space are ignored.
         """
         for results in sources:
-            rows, known = self._rows_in_space(config for config, _ in results)
+            rows, known = self.space.legal_among(config for config, _ in results)
             times = np.array([np.nan if time_ns is None else time_ns for _, time_ns in results], dtype=np.float64)[known]
             if len(rows):
                 self._elsewhere.append((rows, times))
@@ -208,16 +207,3 @@ class Tuner(ABC):
         self._taken.update(keys)
         self._pending.update(zip(keys, rows))
         return rows
-
-    def _rows_in_space(self, configs: Iterable[Config]) -> tuple[Rows, NDArray[np.int64]]:
-        """Rows of the configurations that are legal in the space, and their positions in `configs`."""
-        rows, at = [self._no_rows()], []
-        for i, config in enumerate(configs):
-            try:
-                rows.append(self.space.indices([config]))
-            except ConfigError:
-                continue
-            at.append(i)
-        known = np.concatenate(rows)
-        legal = self.space.legal(known)
-        return known[legal], np.array(at, dtype=np.int64)[legal]

@@ -60,7 +60,7 @@ class XgbTuner(Tuner):
         self._scales_learnt_at = 0  # number of results at that time
         self._others: OtherTasks | None = None
         self._believed: OtherTasks | None = None  # the tasks that agree with the results so far
-        self._led = set(self._keys(self._rows_in_space(hints)[0]))  # keys of the rows that other tasks led to
+        self._led = set(self._keys(space.legal_among(hints)[0]))  # keys of the rows that other tasks led to
         self._portfolio: Rows | None = None  # what is left of it; None until it is asked for
         self._designed = 0  # number of proposals of the space-filling design so far
         self._batches = 0  # number of batches that a model proposed so far

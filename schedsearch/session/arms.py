@@ -88,7 +88,7 @@ class ArmTuner:
             if lesson.known:
                 self._tuner.tell(lesson.known)
         proposed = self._tuner.ask(n)
-        configs = [config for config in proposed if not self._plan.space.check(config)]
+        configs = [proposed[at] for at in self._plan.space.legal_among(proposed)[1].tolist()]
         return Answer(
             configs,
             self._predictions(self._tuner, configs),

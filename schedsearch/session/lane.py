@@ -53,6 +53,7 @@ class Lane:
     """A device during a run. Owned by the main thread.
 
     Attributes:
+        far: the runner, if its device is elsewhere.
         prepared: the tasks whose inputs and reference are on the device, or on their way.
         measuring, preparing: the calls under way.
         suspects: failures in a row, which count as soon as the device is known to be sound.
@@ -74,6 +75,11 @@ class Lane:
     baseline_ns: float | None = None
     trials: int = 0
     problem: str = ""
+    far: FarRunnerLike | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Once, because the loop asks for each candidate and lane, and looking at a protocol's methods takes microseconds.
+        self.far = self.runner if isinstance(self.runner, FarRunnerLike) else None
 
     @property
     def kind(self) -> str:
@@ -89,11 +95,6 @@ class Lane:
     def prepare_s(self) -> float:
         """Seconds of this run that making inputs and references took here."""
         return self.runner.prepare_s - self.prepared_before_s
-
-    @property
-    def far(self) -> FarRunnerLike | None:
-        """The runner, if its device is elsewhere."""
-        return self.runner if isinstance(self.runner, FarRunnerLike) else None
 
     @property
     def is_there(self) -> bool:

@@ -38,11 +38,12 @@ class ArmPlan:
 
         If a configuration was also recorded under earlier names, the record with today's names counts, which is newer.
         """
+        named = [(recorded, self.template.current(recorded)) for recorded in records]
+        newest = [(recorded, config) for recorded, config in named if recorded == config or config not in records]
         found: dict[Config, Record] = {}
-        for recorded, record in records.items():
-            config = self.template.current(recorded)
-            if (recorded == config or config not in records) and not self.space.check(config):
-                found[config] = record if recorded == config else replace(record, config=config)
+        for at in self.space.legal_among(config for _, config in newest)[1].tolist():
+            recorded, config = newest[at]
+            found[config] = records[recorded] if recorded == config else replace(records[recorded], config=config)
         return found
 
 

@@ -118,10 +118,21 @@ class ConfigSpace:
         """
         rows = []
         for config in configs:
-            if problems := self._value_problems(config):
-                raise ConfigError("; ".join(problems))
-            rows.append([self._position[name][value_key(config[name])] for name in self.names])
-        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.knobs))
+            row = self._row(config)
+            if row is None:
+                raise ConfigError("; ".join(self._value_problems(config)))
+            rows.append(row)
+        return self._as_rows(rows)
+
+    def legal_among(self, configs: Iterable[Mapping[str, Value]]) -> tuple[Rows, NDArray[np.int64]]:
+        """The index rows of the legal ones of some configurations, int32 (m, knobs), and their positions among all, (m,).
+
+        What other spaces have, with other knobs or values, is left out. `check` tells why.
+        """
+        found = {at: row for at, config in enumerate(configs) if (row := self._row(config)) is not None}
+        rows, at = self._as_rows(list(found.values())), np.array(list(found), dtype=np.int64)
+        legal = self.legal(rows)
+        return rows[legal], at[legal]
 
     def keys(self, rows: Array) -> Array:
         """A unique integer for each row of this space: its position in the cartesian product.
@@ -171,6 +182,18 @@ class ConfigSpace:
                 good &= columns.holds(constraint)
             out[start : start + CHUNK_ROWS] = good
         return out
+
+    def _row(self, config: Mapping[str, Value]) -> list[int] | None:
+        """The index row of a configuration; None if it has other knobs or another value."""
+        if len(config) != len(self.knobs):
+            return None
+        try:
+            return [position[value_key(config[name])] for name, position in self._position.items()]
+        except KeyError:
+            return None
+
+    def _as_rows(self, rows: Sequence[Sequence[int]]) -> Rows:
+        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self.knobs))
 
     def _value_problems(self, config: Mapping[str, Value]) -> list[str]:
         problems = [
@@ -386,6 +409,10 @@ class _Columns(Mapping[str, Array]):
         if not self._deriving:
             self.read.append(name)
         return self._cache[name]
+
+    def __contains__(self, name: object) -> bool:
+        # For a name that the space lacks, the inherited test would first look for similar ones, to give up with a KeyError.
+        return (name in self._column or name in self._space.derived) and super().__contains__(name)
 
     def _values_of(self, name: str) -> Array:
         space = self._space
