@@ -141,6 +141,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("integrations")
         if getattr(item, "originalname", None) == drawn_cases.COMPILES:
             item.add_marker("long")
+    drawn_cases.mark_long(items)
     drawn_cases.check_files(items)
     drawn_cases.leave_out(config, items)
     if any(item.get_closest_marker("gpu") for item in items) and not _has_gpu():

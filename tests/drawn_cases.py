@@ -3,6 +3,8 @@
 Two kinds of tests have more cases than one run has time for: those marked `many` on a GPU, and those marked `long` or
 `drawn`. A run takes a share of each test's cases, one at least. Those on a GPU are the same in each run. The others depend
 on --draw, which the Makefile takes from the commit, so that all cases run in the course of time.
+
+Of a test marked `mostly_long(n)` every nth case runs in `make test`, and the others are long.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ COMPILES = "test_candidates_compile"  # of the contract of templates
 # Mark -> what a file contains that gives it to one of its tests. A run of one mark imports no other file: to import all of
 # them takes 20 seconds of each worker.
 _FILES = {
-    "long": rf"mark\.long\b|\blong_cases\b|\bTemplateContract\b|{COMPILES}",
+    "long": rf"mark\.(mostly_)?long\b|\blong_cases\b|\bTemplateContract\b|{COMPILES}",
     "integrations": r"mark\.integrations\b|\btorch\b|\bkernel_tuner_package\b",
     **{name: rf"mark\.{name}\b" for name in ("browser", "faults", "fleet", "gpu", "postgres")},
 }
@@ -61,6 +63,19 @@ def some_of(choices: Sequence[Any], share: float, number: int) -> list[Any]:
     """The share of the choices, one at least. Each number begins at another choice."""
     count = min(len(choices), max(1, math.floor(share * len(choices))))
     return [choices[(number + i) % len(choices)] for i in range(count)]
+
+
+def mark_long(items: Sequence[pytest.Item]) -> None:
+    """Marks the cases of tests marked `mostly_long(n)` `long`, but for the first and every nth after it. Those that are long
+    already or need a GPU do not count."""
+    cases = dict[str, list[pytest.Item]]()
+    for item in items:
+        if item.get_closest_marker("mostly_long") and not any(map(item.get_closest_marker, ("long", "gpu"))):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for each in cases.values():
+        for number, item in enumerate(each):
+            if number % item.get_closest_marker("mostly_long").args[0]:  # type: ignore[union-attr]
+                item.add_marker("long")
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -92,6 +92,7 @@ def test_the_definition_is_the_function(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.mostly_long(4)
 def test_verification_accepts_a_kernel_and_refuses_one_with_relu(device: CpuDevice, name: str) -> None:
     template = load_template("conv2d_cpu")
     workload = Workload.conv2d(n=1, h=4, w=5, c=8, k=16, r=1, s=1, dtype="float32", epilogue=["bias", name])

@@ -156,11 +156,13 @@ def test_integers_are_timed_on_their_whole_format_and_sums_stay_near_one() -> No
 
 
 @pytest.mark.parametrize("op", WORKLOADS)
+@pytest.mark.mostly_long(3)
 def test_a_right_kernel_is_right(device: Device, op: str) -> None:
     assert problem(device, Workload(op, WORKLOADS[op])) is None
 
 
 @pytest.mark.parametrize("out_dtype", ["int8", "uint8"])
+@pytest.mark.mostly_long(2)
 def test_saturation_is_part_of_the_truth(device: Device, out_dtype: str) -> None:
     workload = Workload("product", {**WORKLOADS["product"], "out_dtype": out_dtype})
     assert problem(device, workload) is None
@@ -386,6 +388,7 @@ def test_all_of_them_tune_on_the_cpu_and_deploy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("op", WORKLOADS)
+@pytest.mark.mostly_long(3)
 def test_their_kernels_and_references_compile_for_cuda_without_a_gpu(op: str) -> None:
     pytest.importorskip("cuda.bindings.nvjitlink", reason="needs nvJitLink, an extra of schedsearch")
     workload, target = Workload(op, WORKLOADS[op]), PRESETS["a100"]

@@ -74,6 +74,7 @@ def by_rows(workload: Workload, given: dict[str, Any]) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("case", UPDATES, ids=lambda case: causal_conv1d_update(**case).label)
+@pytest.mark.mostly_long(3)
 def test_updates_are_the_definition(device: CpuDevice, case: dict[str, Any]) -> None:
     workload = causal_conv1d_update(**case)
     arrays = example(workload)

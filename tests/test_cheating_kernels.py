@@ -46,6 +46,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
 
 
 @pytest.mark.parametrize("fault", cheating.FAULTS)
+@pytest.mark.mostly_long(4)
 def test_a_cheating_kernel_is_a_wrong_answer(runner: Runner, fault: str) -> None:
     measurement = runner.measure(WORKLOAD, build(cheating.CPU[fault], detect("cpu")))
     assert measurement.outcome is Outcome.WRONG_ANSWER and measurement.times_ns == ()
@@ -54,6 +55,7 @@ def test_a_cheating_kernel_is_a_wrong_answer(runner: Runner, fault: str) -> None
 
 
 @pytest.mark.parametrize("fault", cheating.FAULTS)
+@pytest.mark.mostly_long(4)
 def test_the_cuda_cheats_compile(fault: str) -> None:
     assert build(cheating.CUDA[fault], PRESETS["h200"]).artifact.code
 

@@ -44,6 +44,7 @@ QUICK_ALIKE = {("Gather", 0), ("GatherElements", 1), ("ScatterElements", 0)}  # 
         for each in ALIKE
     ],
 )
+@pytest.mark.mostly_long(3)
 def test_indices_count_the_rows_in_use(
     op: str, attributes: dict[str, Any], indices: Any, axis: int, device: CpuDevice
 ) -> None:
@@ -134,6 +135,7 @@ QUICK = {("GatherElements", 0), ("ScatterElements", 0)}
         for cut in CUTS
     ],
 )
+@pytest.mark.mostly_long(2)
 def test_no_extent_need_be_known(
     op: str, attributes: dict[str, Any], bound: Any, ends: list[tuple[Any, Any]], axis: int, device: CpuDevice
 ) -> None:
@@ -229,6 +231,7 @@ def test_extents_of_x_are_read_where_an_index_may_count_along_them(
 
 
 @pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.mostly_long(2)
 def test_a_row_of_an_array_of_which_nothing_is_known(axis: int, device: CpuDevice) -> None:
     """The axis of a single index goes."""
     x = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -306,6 +309,7 @@ def test_extents_that_may_differ_are_refused() -> None:
         ("GatherND", {"batch_dims": 1}, ["n", "m"], ["n", "s", 1], None),
     ],
 )
+@pytest.mark.mostly_long(3)
 def test_inputs_may_be_open_in_all_axes(
     op: str, attributes: dict[str, Any], table: list[Any], ids: list[Any], legal: int | None, device: CpuDevice
 ) -> None:

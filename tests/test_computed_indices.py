@@ -44,6 +44,7 @@ def message(place: tuple[int, ...], index: int, axis: int) -> str:
 
 
 @pytest.mark.parametrize(("op", "attributes", "indices", "place", "axis"), CASES, ids=IDS)
+@pytest.mark.mostly_long(3)
 def test_networks_on_a_cpu_raise(
     op: str, attributes: dict[str, Any], indices: Any, place: tuple[int, ...], axis: int, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def reference(op: str, attributes: dict[str, Any], indices: Any) -> Any:
 
 
 @pytest.mark.parametrize(("op", "attributes", "indices", "place", "axis"), GRAPHS, ids=[op for op, *_ in GRAPHS])
+@pytest.mark.mostly_long(3)
 def test_dynamic_graphs_name_node_and_index(
     op: str, attributes: dict[str, Any], indices: Any, place: tuple[int, ...], axis: int, device: CpuDevice
 ) -> None:

@@ -50,6 +50,7 @@ def model(op: str, attributes: dict[str, Any], indices: np.ndarray[Any, Any], *,
 
 
 @pytest.mark.parametrize(("op", "attributes", "indices", "place", "axis"), CASES, ids=IDS)
+@pytest.mark.mostly_long(3)
 def test_both_ends_of_what_is_allowed_are_computed(
     op: str, attributes: dict[str, Any], indices: Any, place: tuple[int, ...], axis: int, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("shape", "config"), CASES.values(), ids=CASES)
+@pytest.mark.mostly_long(3)
 def test_the_kernel_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any]
 ) -> None:
@@ -76,6 +77,7 @@ def test_the_kernel_computes_the_convolution(
 
 @pytest.mark.parametrize("target", [H200, A100], ids=["sm_90", "sm_80"])
 @pytest.mark.parametrize("change", [{}, {"pixels": 16, "blocks_per_sm": 2}], ids=str)
+@pytest.mark.mostly_long(3)
 def test_all_of_a_warps_data_stay_in_registers(target: Target, change: dict[str, Any]) -> None:
     space = TEMPLATE.space(LAYER, target)
     default = TEMPLATE.default(LAYER, target, space)

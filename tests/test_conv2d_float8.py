@@ -72,6 +72,7 @@ def test_impossible_workloads_say_what_is_allowed(changes: dict[str, Any], key: 
 
 
 @pytest.mark.parametrize(("x", "weight"), [(x, weight) for x in FORMATS for weight in FORMATS])
+@pytest.mark.mostly_long(3)
 def test_the_reference_multiplies_the_numbers_that_the_bytes_mean(x: str, weight: str) -> None:
     w = workload(dtype=x, weight_dtype=weight, epilogue=[{"dequantise": {"to": "float32"}}])
     rng = np.random.default_rng(5)
@@ -132,6 +133,7 @@ def fewer_bits(values: Array) -> Array:
 @pytest.mark.parametrize("out", ["float16", "float32"])
 @pytest.mark.parametrize(("x_dtype", "w_dtype"), [("float8_e4m3", "float8_e4m3"), ("float8_e5m2", "float8_e4m3")])
 @pytest.mark.parametrize("k", [16, 147, 576, 4608])
+@pytest.mark.mostly_long(3)
 def test_verification_takes_sums_of_14_bits_and_no_shorter_factors(k: int, x_dtype: str, w_dtype: str, out: str) -> None:
     w = pointwise(k, dtype=x_dtype, weight_dtype=w_dtype, out_dtype=out)
     tolerance = Tolerance.rounded(out, allowed_roundoffs(w, k), exact_sums=True)

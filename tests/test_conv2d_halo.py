@@ -219,6 +219,7 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
 @pytest.mark.parametrize(
     ("name", "late"), each_one_way({name: [name] for name in EMULATED}, {"at once": False, "late": True})
 )
+@pytest.mark.mostly_long(4)
 def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
     workload, config, sms = EMULATED[name]
     y, reference = emulate(monkeypatch, workload, config, sms, late)
@@ -234,6 +235,7 @@ FUSED = ["one warpgroup, ring of weights", "channels and rows", "in turn, two ch
 @pytest.mark.parametrize(
     ("name", "epilogue"), [*((name, "residual") for name in FUSED), *((name, "bias") for name in FUSED[::3])]
 )
+@pytest.mark.mostly_long(5)
 def test_the_emulated_epilogue_sees_its_channels_and_pixels(
     monkeypatch: pytest.MonkeyPatch, name: str, epilogue: str, out_dtype: str
 ) -> None:

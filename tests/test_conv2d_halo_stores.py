@@ -70,6 +70,7 @@ class Bias:
 
 @pytest.mark.parametrize("late", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize(("shape", "config"), CASES.values(), ids=CASES)
+@pytest.mark.mostly_long(3)
 def test_every_pixel_gets_its_channels(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, late: bool) -> None:
     workload, memory = Workload.conv2d(**{**SHAPE, **shape}), Memory()
     assert TEMPLATE.validate(workload, H200) is None

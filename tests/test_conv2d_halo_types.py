@@ -145,6 +145,7 @@ EMULATED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
 @pytest.mark.parametrize(
     ("name", "late"), each_one_way({name: [name] for name in EMULATED}, {"at once": False, "late": True})
 )
+@pytest.mark.mostly_long(4)
 def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
     params, config, sms = EMULATED[name]
     w, memory = conv2d(**params), Memory()

@@ -93,6 +93,7 @@ def computed(device: CpuDevice, w: Workload, arrays: Mapping[str, Array]) -> Arr
     ],
     ids=str,
 )
+@pytest.mark.mostly_long(3)
 def test_sums_are_those_of_a_model_in_int64(device: CpuDevice, change: dict[str, Any]) -> None:
     w = conv2d(**{**SHAPE, **change})
     unsigned = w.dtype == w.weight_dtype == "uint8" and not w.zero_points
@@ -104,6 +105,7 @@ def test_sums_are_those_of_a_model_in_int64(device: CpuDevice, change: dict[str,
 
 
 @pytest.mark.parametrize("to", ["int8", "uint8"])
+@pytest.mark.mostly_long(2)
 def test_requantise_rounds_the_product_in_float32_and_then_to_even(device: CpuDevice, to: str) -> None:
     w = conv2d(**SHAPE, dtype="int8", layout="NCHW8c", epilogue=["bias", "relu", {"requantise": {"to": to}}])
     arrays, x, weight = drawn(w)
@@ -120,6 +122,7 @@ def test_requantise_rounds_the_product_in_float32_and_then_to_even(device: CpuDe
 
 
 @pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.mostly_long(2)
 def test_a_quantised_residual_is_added_with_every_rounding_of_the_graph(device: CpuDevice, relu: bool) -> None:
     """The scales are such that many quotients lie within a roundoff of a half."""
     added = {"to": "uint8", "middle": "int8", "residual": "uint8", "relu": relu}

@@ -64,6 +64,7 @@ def emulated(
 
 @pytest.mark.parametrize("late_copies", [False, True])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.mostly_long(3)
 def test_every_way_of_loading_and_storing_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], late_copies: bool
 ) -> None:
@@ -74,6 +75,7 @@ def test_every_way_of_loading_and_storing_computes_the_convolution(
 
 @pytest.mark.parametrize("late_copies", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.mostly_long(3)
 def test_every_schedule_computes_the_same(
     monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], late_copies: bool
 ) -> None:

@@ -154,6 +154,7 @@ FAST = dict(
 
 
 @pytest.mark.parametrize("card", except_long(["h200", "b200", "rtx5090"], long=["b200", "rtx5090"]))
+@pytest.mark.mostly_long(3)
 def test_a_kernel_has_tensor_copies_only(card: str) -> None:
     pytest.importorskip("numba_cuda", reason="needs numba-cuda: install the extra cu12 or cu13")
     from schedsearch.backend.cuda import ptx_of

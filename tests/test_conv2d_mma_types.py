@@ -85,6 +85,7 @@ def complete(w: Workload, config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.mostly_long(4)
 def test_sums_and_requantised_numbers_are_exact(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     shape, config = CASES[case]
     w = conv2d(**shape)

@@ -121,6 +121,7 @@ def expected(workload: Workload, arrays: dict[str, Array]) -> Array:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.mostly_long(3)
 def test_every_way_of_loading_and_storing_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]
 ) -> None:
@@ -128,6 +129,7 @@ def test_every_way_of_loading_and_storing_computes_the_convolution(
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.mostly_long(3)
 def test_every_schedule_computes_the_same(monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any]) -> None:
     workload = conv2d(n=2, h=4, w=3, c=160, k=40, r=2, s=2, padding=1, stride=(1, 2), groups=2, dtype="int8")
     TEMPLATE.space(workload, H200).require(Config({**schedule, "persistent": False, "blocks_per_sm": 1, "band": 1}))
@@ -188,6 +190,7 @@ def draw(seed: int) -> tuple[Workload, Config]:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.mostly_long(4)
 def test_random_convolutions_and_configurations_are_exact(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     workload, config = draw(seed)
     assert TEMPLATE.validate(workload, H200) is None

@@ -93,6 +93,7 @@ def test_conv2d_mma_stores_into_a_slice(monkeypatch: pytest.MonkeyPatch, form: d
 
 
 @every_form
+@pytest.mark.mostly_long(3)
 def test_conv2d_simt_stores_into_a_slice(monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
     workload = Workload.conv2d(**{**SHAPE, **form}, dtype="float32")
     emulator = SimtEmulator(Memory(), lambda value, *_: value, True)
@@ -118,6 +119,7 @@ def test_conv2d_simt_stores_into_a_slice(monkeypatch: pytest.MonkeyPatch, form: 
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.mostly_long(2)
 def test_several_results_are_concatenated_without_a_copy(device: Any, layout: str) -> None:
     """The same kernel fills both halves of a larger array; the result is that of NumPy."""
     workload = Workload.conv2d(**SHAPE, dtype="float32", layout=layout, slice_of=24, epilogue=["bias", "relu"])

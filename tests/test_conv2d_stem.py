@@ -237,6 +237,7 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 @pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.mostly_long(3)
 def test_the_emulated_kernel_computes_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
     workload, config, sms = EMULATED[name]
     assert TEMPLATE.validate(workload, H200) is None
@@ -381,6 +382,7 @@ def test_an_epilogue_needs_no_local_memory(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize(("workload", "loads"), [(RGB_7X7, 4 * 10 + 2), (RGB_3X3, 2 * 4 * 3)], ids=["stride 2", "stride 1"])
+@pytest.mark.mostly_long(2)
 def test_an_operand_is_one_load_from_shared_memory(workload: Workload, loads: int) -> None:
     """7x7x3: 21 octets and one of filler, two loads each. 3x3x3 with stride 1: two for a pair that is not a word."""
     source = TEMPLATE.kernel(workload, H200, TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200)))

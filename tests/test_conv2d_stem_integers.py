@@ -99,6 +99,7 @@ LATE = ("the stem of a network, int8", "zero point, sums, tiles larger than the 
 @pytest.mark.parametrize(
     ("name", "late"), [*((name, False) for name in EMULATED), *((name, True) for name in LATE)], ids=str
 )
+@pytest.mark.mostly_long(3)
 def test_the_emulated_kernel_is_exact(monkeypatch: pytest.MonkeyPatch, name: str, late: bool) -> None:
     params, config, sms = EMULATED[name]
     w, memory = conv2d(**params), Memory()
@@ -273,6 +274,7 @@ def test_defaults_multiply_on_tensor_cores_without_local_memory(case: str) -> No
     [(RGB_7X7, 2 * 2 * 2 * 7, 7), ({**RGB_7X7, "c": 4, "s": 5}, 2 * 2 * 7, 7), (RGB_3X3, 2 * 2 * 3, 2)],
     ids=["7x7, shifted", "7x5, 4 channels", "3x3, shifted"],
 )
+@pytest.mark.mostly_long(3)
 def test_an_operand_is_one_load_from_shared_memory_or_two(params: dict[str, Any], loads: int, steps: int) -> None:
     w = conv2d(**params)
     source = TEMPLATE.kernel(w, H200, TEMPLATE.default(w, H200, TEMPLATE.space(w, H200)))

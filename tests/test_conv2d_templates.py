@@ -43,6 +43,7 @@ def draw(seed: int) -> Workload:
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.mostly_long(3)
 def test_every_template_of_a_random_layer_has_a_legal_default_and_finite_features(seed: int) -> None:
     workload = draw(seed)
     for template in TEMPLATES.matching(workload, H200):

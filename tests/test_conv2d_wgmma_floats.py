@@ -94,6 +94,7 @@ def right(workload: Workload, raw: Mapping[str, Array]) -> Array:
 @pytest.mark.parametrize("late", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "dequantise"])
 @pytest.mark.parametrize(("shape", "config"), CASES.values(), ids=CASES)
+@pytest.mark.mostly_long(5)
 def test_the_kernel_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], scaled: bool, late: bool
 ) -> None:
@@ -139,6 +140,7 @@ def test_every_number_of_a_format_is_multiplied_as_what_it_is(dtype: str) -> Non
         ({**E4M3, "weight_dtype": "float8_e5m2", "epilogue": ["bias", {"dequantise": {"to": "bfloat16"}}, "relu"]}, SMALL),
     ],
 )
+@pytest.mark.mostly_long(2)
 def test_it_compiles_to_one_instruction_for_each_32_bytes_of_k(changes: dict[str, Any], config: dict[str, Any]) -> None:
     workload = Workload.conv2d(**changes)
     source = TEMPLATE.kernel(workload, H200, Config(config))

@@ -331,6 +331,7 @@ def test_memory_is_aligned_and_can_be_filled(device):
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("broadcast", [True, False])
+@pytest.mark.mostly_long(5)
 def test_a_register_tile_multiplies_and_adds(device, lanes, broadcast):
     rows, columns, depth, repeats = 3, 2, 2, 5
     step = 1 if broadcast else columns * lanes  # floats of x per step of the reduction

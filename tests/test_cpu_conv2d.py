@@ -121,12 +121,14 @@ def variants() -> list[Any]:
 
 
 @pytest.mark.parametrize(("shape", "layout", "config"), variants())
+@pytest.mark.mostly_long(4)
 def test_shapes_in_both_layouts(device, shape, layout, config):
     workload = Workload.conv2d(**shape, dtype="float32", layout=layout)
     check(device, workload, [some_configs(workload, 1)[config == "random"]])
 
 
 @pytest.mark.parametrize("layouts", [("NHWC", "OIHW"), ("NCHW", "OHWI")])
+@pytest.mark.mostly_long(2)
 def test_weights_in_the_other_layout(device, layouts):
     workload = Workload.conv2d(**SHAPES["3x3"], dtype="float32", layout=layouts[0], weight_layout=layouts[1])
     check(device, workload, some_configs(workload, 1)[layouts[0] == "NCHW" :][:1])
@@ -147,6 +149,7 @@ def test_every_stage_has_an_epilogue(device, epilogue):
 
 
 @pytest.mark.parametrize(("layout", "config"), VARIANTS[:2])
+@pytest.mark.mostly_long(2)
 def test_a_slice_adds_an_array_of_its_own_size(device, layout, config):
     """As the last convolution of a block of YOLOv8 does: its result is part of a Concat, and what it adds is not."""
     shape = {"n": 2, "h": 5, "w": 6, "c": 4, "k": 9, "r": 3, "s": 3, "padding": 1, "slice_of": 14}

@@ -75,6 +75,7 @@ def test_random_layers_and_configurations(device: CpuDevice, direction: str, lay
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.mostly_long(2)
 def test_kernels_with_more_taps_than_registers_take_several_passes(device: CpuDevice, layout: str) -> None:
     workload = depthwise_conv2d(n=1, c=5, h=8, w=9, r=7, s=5, padding=3, dtype="float32", layout=layout)
     check(device, workload, TEMPLATE.default(workload, HOST, TEMPLATE.space(workload, HOST)))

@@ -54,6 +54,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
 
 
 @pytest.mark.parametrize("number", range(30))
+@pytest.mark.mostly_long(4)
 def test_every_element_arrives(device: CpuDevice, number: int) -> None:
     rng = np.random.default_rng([19, number])
     workload = random_workload(rng)
@@ -76,6 +77,7 @@ SLICES: dict[str, dict[str, Any]] = {  # each is also a movement into a whole ar
 
 
 @pytest.mark.parametrize("op", SLICES)
+@pytest.mark.mostly_long(3)
 def test_the_truth_of_a_slice_is_that_of_an_array(device: CpuDevice, op: str) -> None:
     params = SLICES[op] | {"dtype": "int32"}
     part, whole = Workload(op, params), Workload(op, {name: each for name, each in params.items() if name != "slice_of"})
@@ -95,6 +97,7 @@ LARGE = {  # blocks in registers, several items of every thread, lines past the 
 
 
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.mostly_long(2)
 def test_blocks_and_streams(device: CpuDevice, name: str) -> None:
     workload = LARGE[name]
     space = CPU.space(workload, device.target)

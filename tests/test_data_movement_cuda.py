@@ -61,6 +61,7 @@ GLOBAL_STORES, COPY_TO_SHARED, ACCESS_128 = {0x386, 0x986}, 0xFAE, 6
 
 
 @pytest.mark.parametrize("number", range(64))
+@pytest.mark.mostly_long(3)
 def test_any_movement_with_any_schedule_moves_every_element(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     rng = np.random.default_rng([19, number])
     target = TURING if number % 8 == 0 else H200
@@ -74,6 +75,7 @@ def test_any_movement_with_any_schedule_moves_every_element(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.mostly_long(3)
 def test_the_defaults_of_operators_move_every_element(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     workload = OPERATORS[name]
     arrays, y = of_operator(workload, np.random.default_rng(1))
@@ -92,6 +94,7 @@ def test_the_defaults_of_operators_move_every_element(monkeypatch: pytest.Monkey
         ((160, 112), (1, 0), "int8"),  # the last tiles are not full
     ],
 )
+@pytest.mark.mostly_long(2)
 def test_threads_that_store_several_vectors_move_every_element(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], order: tuple[int, ...], dtype: str
 ) -> None:
@@ -113,6 +116,7 @@ def test_threads_that_store_several_vectors_move_every_element(
 
 
 @pytest.mark.parametrize("distance", range(16))
+@pytest.mark.mostly_long(5)
 def test_bytes_at_any_distance_from_an_aligned_address_are_moved(monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
     """A slice of odd rows, transposed into y behind bytes that stay as they are."""
     rng = np.random.default_rng([29, distance])
@@ -153,6 +157,7 @@ BYTES: dict[str, Workload] = {
 
 
 @pytest.mark.parametrize("name", BYTES)
+@pytest.mark.mostly_long(5)
 def test_bytes_of_odd_shapes_are_moved(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     workload, rng = BYTES[name], np.random.default_rng([37, len(name)])
     arrays, y = of_operator(workload, rng)
@@ -294,6 +299,7 @@ class TestCudaTemplate(TemplateContract):
 @pytest.mark.parametrize(
     ("name", "target"), each_one_way({name: [name] for name in WIDE}, {"sm_80": PRESETS["a100"], "sm_90": H200})
 )
+@pytest.mark.mostly_long(5)
 def test_defaults_spill_nothing_and_access_16_bytes(target: Target, name: str) -> None:
     workload = WIDE[name]
     config = CUDA.default(workload, target, CUDA.space(workload, target))
@@ -314,6 +320,7 @@ def spilled(workload: Workload) -> int:
     ("dtype", "stride"),
     [pytest.param("float16", 2, marks=pytest.mark.long), ("int8", 4), pytest.param("int8", 16, marks=pytest.mark.long)],
 )
+@pytest.mark.mostly_long(3)
 def test_defaults_of_slices_with_gaps_build(dtype: str, stride: int) -> None:
     """Collecting elements with gaps took more registers than the blocks of a multiprocessor had."""
     shape = (256, 1024, 512)

@@ -237,6 +237,7 @@ def test_emulated_lines_go_on_from_a_state(monkeypatch: pytest.MonkeyPatch, dire
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", CASES[1:4:2], ids=label)
+@pytest.mark.mostly_long(3)
 def test_emulated_kernels_of_any_taps_are_the_definition(
     monkeypatch: pytest.MonkeyPatch, case: dict[str, Any], layout: str
 ) -> None:
@@ -306,6 +307,7 @@ def test_the_operator_of_images_is_a_witness(device: CpuDevice) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.mostly_long(2)
 def test_a_convolution_over_time_is_that_of_images_of_one_row(device: CpuDevice, layout: str) -> None:
     workload = schedsearch.conv1d(
         n=2, c=6, t=21, k=4, taps=3, stride=2, padding=(3, 1), dilation=2, groups=2, dtype="float32", layout=layout

@@ -108,6 +108,7 @@ class TestDepthwiseConv2d(OpContract):
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.mostly_long(4)
 def test_kernel_and_points_of_the_reference_agree_with_numpy(
     device: CpuDevice, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ def test_points_beyond_two_to_the_31() -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "grad_both"])
+@pytest.mark.mostly_long(2)
 def test_the_reference_compiles_for_a_gpu(direction: str) -> None:
     workload = depthwise_conv2d(**LAYER, direction=direction, accumulate=direction != "forward", dtype="bfloat16")
     assert compile_source(REFERENCE.kernel(workload, PRESETS["h200"]), PRESETS["h200"]).artifact.code

@@ -152,6 +152,7 @@ BORDERS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("shape", BORDERS, ids=str)
+@pytest.mark.mostly_long(3)
 def test_tested_and_untested_loads_give_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     workload = depthwise_conv2d(**shape)
     space = PIXELS.space(workload, H200)
@@ -170,6 +171,7 @@ FILTER_SHAPES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("combine", ["workspace", "atomic"])
 @pytest.mark.parametrize("shape", FILTER_SHAPES, ids=str)
+@pytest.mark.mostly_long(3)
 def test_splits_add_up_in_both_ways(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], combine: str) -> None:
     workload = depthwise_conv2d(**shape, direction="grad_weight")
     space = FILTERS.space(workload, H200)
@@ -240,6 +242,7 @@ def test_the_last_block_of_more_than_2_to_the_32_elements_is_where_it_belongs(
 
 @pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("direction", TEMPLATES)
+@pytest.mark.mostly_long(4)
 def test_random_workloads_and_configurations_give_the_definition(
     monkeypatch: pytest.MonkeyPatch, direction: str, seed: int
 ) -> None:

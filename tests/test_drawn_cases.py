@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = "tests/test_epilogue.py"
 TEST = f"{FILE}::test_arithmetic_is_exact_and_keeps_nan"
 DETECTORS = ["tests/test_dynamic_detector.py", "tests/test_detector_benchmark.py"]  # with two long tests and one
-LONG = "tests/test_cheating_kernels.py"  # four tests of cases, of which 31 are long
+LONG = "tests/test_cheating_kernels.py"  # five tests of cases, of which 38 are long
 
 CALLS = {
     "all": ["-m", "gpu", FILE, "--gpu-share", "1"],
@@ -92,6 +92,28 @@ def test_the_same_cases_run_again_by_what_the_report_says() -> None:
     assert drawn_cases.report(config) is None
 
 
+def test_of_a_mostly_long_test_every_nth_case_is_not_long() -> None:
+    """Cases that are long anyway, or for a GPU, are not counted, and each test begins anew."""
+
+    class Case:
+        def __init__(self, nodeid: str, *marks: Any) -> None:
+            self.nodeid, self.marks = nodeid, {mark.name: mark for mark in marks}
+
+        def get_closest_marker(self, name: str) -> Any:
+            return self.marks.get(name)
+
+        def add_marker(self, name: str) -> None:
+            self.marks[name] = getattr(pytest.mark, name)
+
+    third = pytest.mark.mostly_long(3).mark
+    items: Any = [Case(f"test_a[{number}]", third) for number in range(5)]
+    items[1:1] = [Case("test_a[long]", third, pytest.mark.long), Case("test_a[gpu]", third, pytest.mark.gpu)]
+    items += [Case("test_b[0]", third), Case("test_b[1]", third), Case("test_c[0]"), Case("test_c[1]")]
+    drawn_cases.mark_long(items)
+    run = {item.nodeid for item in items if "long" not in item.marks}
+    assert run == {"test_a[0]", "test_a[gpu]", "test_a[3]", "test_b[0]", "test_c[0]", "test_c[1]"}
+
+
 @pytest.mark.parametrize(
     ("expression", "of_use"),
     [
@@ -104,7 +126,7 @@ def test_the_same_cases_run_again_by_what_the_report_says() -> None:
     ],
 )
 def test_a_run_of_a_mark_imports_the_files_that_have_it(expression: str, of_use: set[str], tmp_path: Path) -> None:
-    marks = {"test_slow.py": ["long"], "test_both.py": ["long", "postgres"], "test_none.py": []}
+    marks = {"test_slow.py": ["mostly_long(3)"], "test_both.py": ["long", "postgres"], "test_none.py": []}
     for name, words in marks.items():
         (tmp_path / name).write_text("".join(f"@pytest.mark.{word}\n" for word in words) + "def test(): pass\n")
     assert {name for name in marks if not drawn_cases.is_of_no_use(tmp_path / name, expression)} == of_use

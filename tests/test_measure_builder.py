@@ -244,6 +244,7 @@ def await_restart(builder: Builder, lost: object) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+@pytest.mark.mostly_long(3)
 def test_a_process_that_the_system_cannot_start_now_is_started_later(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
     start, refusals = process._start, iter(range(2))
 

@@ -220,6 +220,7 @@ def test_verify_once_describes_the_mistake(device: Device) -> None:
     ("layout", "epilogue"),
     [("NCHW", ()), ("NHWC", ("relu",)), ("NHWC", tuple(stage for stage in FLOAT_STAGES if stage != "relu"))],
 )  # relu would hide what leaky_relu does
+@pytest.mark.mostly_long(3)
 def test_every_epilogue_stage_is_verified(device: Device, layout: str, epilogue: tuple[str, ...]) -> None:
     workload = Workload.conv2d(
         n=1, h=6, w=5, c=8, k=8, r=3, s=3, padding=1, dtype="float32", layout=layout, epilogue=epilogue

@@ -58,6 +58,7 @@ def kernels(network: Network) -> list[str]:
 
 
 @pytest.mark.parametrize("build", [nested, listed])
+@pytest.mark.mostly_long(2)
 def test_a_dense_block_lies_in_one_array(build: Callable[[], Net], tmp_path: Path) -> None:
     net = build()
     model = read_model(net.save(tmp_path))

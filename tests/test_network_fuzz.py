@@ -161,6 +161,7 @@ def outcome(seed: int, path: Path) -> str:
 
 
 @pytest.mark.parametrize("start", range(0, 160, 40))
+@pytest.mark.mostly_long(3)
 def test_a_changed_model_is_taken_or_refused(start: int, tmp_path: Path) -> None:
     outcomes = {outcome(seed, tmp_path / "net.onnx") for seed in range(start, start + 40)}
     assert outcomes >= {"taken", "invalid"}

@@ -66,6 +66,7 @@ def turning(*, limit: bool, most: bool = True) -> Any:
 
 
 @pytest.mark.parametrize("limit", [True, False])
+@pytest.mark.mostly_long(2)
 def test_a_loop_takes_as_many_turns_as_its_inputs_say(limit: bool, tmp_path: Path) -> None:
     model = turning(limit=limit)
     with built(model, tmp_path) as net, schedsearch.load(tmp_path / "model.ssx") as loaded:

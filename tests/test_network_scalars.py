@@ -65,6 +65,7 @@ def check(model: Any, folder: Path) -> None:
     [(op, shape) for op in ("ReduceMean", "ReduceMax", "ReduceL2") for shape in ((2, 3, 4), (5,), ())]
     + [("ReduceLogSumExp", (3, 4))],
 )
+@pytest.mark.mostly_long(3)
 def test_a_reduction_of_every_axis_is_a_scalar(op: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     check(model_of([helper.make_node(op, ["x"], ["y"], keepdims=0)], [("x", FLOAT, shape)], ["y"]), tmp_path)
 
@@ -133,6 +134,7 @@ KINDS = (np.float32, np.float16, np.float64, np.int8, np.uint8, np.int32, np.int
 
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("shape", [(), (2, 3), (1, 2, 3, 4), (0, 3)], ids=str)
+@pytest.mark.mostly_long(4)
 def test_an_output_may_be_a_weight(dtype: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
     array = np.asarray(np.random.default_rng(0).integers(0, 9, shape)).astype(dtype)
     check(model_of([RELU], [X], ["y", "k"], {"k": array}), tmp_path)
@@ -192,6 +194,7 @@ def test_a_weight_that_is_an_output_may_stay_in_the_models_file(tmp_path: Path) 
 
 # --- Roundings ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.mostly_long(2)
 def test_a_cast_to_a_shorter_format_rounds_also_inside_of_a_chain(to: int, tmp_path: Path) -> None:
     """d is x * 1.2345 in the shorter format, minus the same in float32: what rounding takes away, or nothing without it."""
     nodes = [
