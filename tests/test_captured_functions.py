@@ -126,6 +126,7 @@ def test_shaped_by_names_a_captured_value_of_a_captured_function_by_its_path() -
 
 
 @pytest.mark.parametrize(("first", "second"), [(0.0, -0.0), (1.0, 1.5)])
+@pytest.mark.mostly_long(2)
 def test_captured_floats_are_never_mixed_up(first: float, second: float) -> None:
     kernels = [ptx(ringed(4, "add", offset), FLIPS) for offset in (first, second)]
     assert kernels == [ptx(ringed(4, "add", offset)) for offset in (first, second)]

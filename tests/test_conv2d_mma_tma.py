@@ -68,6 +68,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dic
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.mostly_long(3)
 def test_tiles_are_loaded_by_tma(monkeypatch: pytest.MonkeyPatch, case: str, late: bool) -> None:
     shape, config = CASES[case]
     few_blocks = dataclasses.replace(H200, sms=2)

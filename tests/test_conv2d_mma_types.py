@@ -174,6 +174,7 @@ TF32_SMALL = dict(SMALL, bk=16)
     ids=str,
 )
 @pytest.mark.parametrize("precision", ["tf32", "fp32"])
+@pytest.mark.mostly_long(3)
 def test_float32_has_the_errors_of_its_precision(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], config: dict[str, Any], precision: str
 ) -> None:

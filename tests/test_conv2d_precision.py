@@ -104,6 +104,7 @@ def verified(w: Workload, products: Callable[[Array, Array], list[Array]], order
 
 
 @pytest.mark.parametrize("k", [1, 9, 27, 64, 576, 2304])
+@pytest.mark.mostly_long(3)
 def test_fp32_means_fp32(k: int) -> None:
     for products in EXACT.values():
         for order in (in_order, backwards, in_pairs):
@@ -113,6 +114,7 @@ def test_fp32_means_fp32(k: int) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 9, 27, 64, 576, 2304])
+@pytest.mark.mostly_long(3)
 def test_tf32_means_tf32_or_better(k: int) -> None:
     for products in (EXACT | TF32 | {"three bfloat16 products": COARSE["three bfloat16 products"]}).values():
         for order in (in_order, backwards, in_pairs):

@@ -143,6 +143,7 @@ def test_copies_that_are_done_at_once_give_the_same(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NCHW4c"])
 @pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.mostly_long(4)
 def test_epilogues_get_the_channel_and_the_place_in_y(monkeypatch: pytest.MonkeyPatch, layout: str, epilogue: Any) -> None:
     shape: dict[str, Any] = dict(n=2, h=3, w=2, c=4, k=8, r=1, s=1, dtype="int8", layout=layout)
     emulate(monkeypatch, conv2d(**shape, epilogue=epilogue), {**SMALL, "tm": 1, "tn": 1, "bn": 8, "bk": 4})

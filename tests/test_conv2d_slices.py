@@ -183,6 +183,7 @@ def test_a_kernel_that_writes_around_its_slice_is_refused(device: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.mostly_long(2)
 def test_the_check_of_exact_results_reads_a_slice_where_it_is(layout: str) -> None:
     """`exactly` is the check of the tests on a GPU. Here a CPU stands in for it."""
     workload, template = Workload.conv2d(**SHAPE, dtype="float32", layout=layout, slice_of=17), load_template("conv2d_cpu")

@@ -124,6 +124,7 @@ def test_a_residual_is_read_where_it_lies_before_depth_to_space() -> None:
 
 # --- Templates --------------------------------------------------------------------------------------------------------
 @every_form
+@pytest.mark.mostly_long(3)
 def test_conv2d_mma_stores_every_form(monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
     workload = Workload.conv2d(**{**SHAPE, **form})
     rng = np.random.default_rng(1)

@@ -83,6 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("changes", "config"), CASES.values(), ids=CASES)
+@pytest.mark.mostly_long(2)
 def test_the_launches_compute_float32(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], config: dict[str, Any]
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_share_of_the_recorded_cases(device: CpuDevice, shared: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.mostly_long(2)
 def test_the_reference_is_the_definition(device: CpuDevice, number: int) -> None:
     """Its kernel and its points, in float64 or int64."""
     params = {"dtype": "float32", **[*DENSE, *BATCHES][number]}

@@ -139,6 +139,7 @@ def test_elements_that_are_never_written_are_wrong(runner: Runner) -> None:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
+@pytest.mark.mostly_long(2)
 def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: Template, where: str) -> None:
     measurement = measure(runner, template)
     assert measurement.outcome is Outcome.WRONG_ANSWER

@@ -242,6 +242,7 @@ def check(network: Network, truth: dict[str, Any], found: dict[str, Any], tolera
 
 
 @pytest.mark.parametrize("build", FLOATS, ids=lambda build: build.__name__)
+@pytest.mark.mostly_long(2)
 def test_every_way_computes_every_value_of_the_model(build: Callable[[], Net], tmp_path: Path) -> None:
     net = build()
     model = read_model(net.save(tmp_path))

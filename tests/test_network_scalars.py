@@ -123,6 +123,7 @@ SCALARS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCALARS)
+@pytest.mark.mostly_long(2)
 def test_a_scalar_stays_one(name: str, tmp_path: Path) -> None:
     check(SCALARS[name], tmp_path)
 
@@ -214,6 +215,7 @@ def test_a_cast_to_a_shorter_format_rounds_also_inside_of_a_chain(to: int, tmp_p
 
 
 @pytest.mark.parametrize("to", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.mostly_long(2)
 def test_a_cast_to_a_shorter_format_may_be_an_output_that_is_read_as_well(to: int, tmp_path: Path) -> None:
     nodes = [helper.make_node("Cast", ["x"], ["short"], to=to), helper.make_node("Cast", ["short"], ["wide"], to=FLOAT)]
     graph = helper.make_graph(

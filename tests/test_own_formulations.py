@@ -373,6 +373,7 @@ EMULATED = [
 
 
 @pytest.mark.parametrize(("name", "shapes", "choice"), EMULATED, ids=lambda each: each if isinstance(each, str) else "")
+@pytest.mark.mostly_long(3)
 def test_a_formulation_of_an_example_computes_what_its_reference_says(
     name: str, shapes: tuple[str, ...], choice: dict[str, Any]
 ) -> None:

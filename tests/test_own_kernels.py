@@ -305,6 +305,7 @@ def test_a_lambda_may_be_the_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int16", "uint16", "int32", "uint32", "int64"])
+@pytest.mark.mostly_long(3)
 def test_arrays_of_integers(dtype: str, tmp_path: Path) -> None:
     def halve(x, y):  # type: ignore[no-untyped-def]
         i = cuda.grid(1)
@@ -329,6 +330,7 @@ def test_arrays_of_integers(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.mostly_long(3)
 def test_every_example_compiles_for_a_gpu(name: str) -> None:
     module, target = example(name), PRESETS["h200"]
     workload, template = getattr(module, name).workload(*module.SHAPES), load_template("own_kernel_cuda")

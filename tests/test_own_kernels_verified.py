@@ -81,6 +81,7 @@ def test_records_of_an_unknown_source_are_passed_over_when_records_are_verified(
 @pytest.mark.parametrize(
     ("reference", "said"), [("given", False), (None, True)], ids=["with a reference", "without a reference"]
 )
+@pytest.mark.mostly_long(2)
 def test_what_shows_records_says_that_a_kernel_was_compared_with_itself(
     tmp_path: Path, reference: str | None, said: bool
 ) -> None:

@@ -122,6 +122,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.mostly_long(3)
 def test_a_cpu_kernel_is_the_definition(device: CpuDevice, shape: dict[str, Any]) -> None:
     workload = pool2d(**shape)
     arrays, expected = example(workload)

@@ -96,6 +96,7 @@ def test_the_formula_is_that_of_onnx(to: str, zero_point: int) -> None:
 
 
 @pytest.mark.parametrize("reciprocal_error", [-(2.0**-23), 0.0, 2.0**-23])
+@pytest.mark.mostly_long(3)
 def test_the_instructions_for_a_gpu_divide_as_exactly_as_numpy(reciprocal_error: float) -> None:
     """Among the quotients are halves, and neighbours of halves; rcp.approx may be off by one unit in the last place."""
     rng = np.random.default_rng(0)

@@ -160,6 +160,7 @@ class TestInARun:
         assert again.race is not None and again.race.tied
 
     @pytest.mark.parametrize("flat_from", [100.0, 103.0])
+    @pytest.mark.mostly_long(2)
     def test_two_seeds_name_the_same_of_equal_configurations(self, flat_from: float) -> None:
         """The whole space is known to both; the order in which they saw it differs."""
 

@@ -22,6 +22,7 @@ def check(seeds: range, *, runtime: bool) -> None:
 
 
 @pytest.mark.parametrize("start", range(0, 40, 20))
+@pytest.mark.mostly_long(2)
 def test_a_network_computes_what_its_random_graph_does(start: int) -> None:
     check(range(start, start + 20), runtime=False)
 

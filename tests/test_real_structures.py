@@ -77,6 +77,7 @@ def computed(path: Path, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.mostly_long(3)
 def test_every_node_has_an_operator(name: str) -> None:
     network = lower(load(FILES[name]()).graph(), layouts=("NHWC", "NCHW"))
     assert network.nodes

@@ -245,6 +245,7 @@ def edit(path: Path, statement: str) -> None:
 
 @pytest.mark.parametrize("what", EDITS)
 @pytest.mark.parametrize("kind", ["store", "deploy"])
+@pytest.mark.mostly_long(3)
 def test_an_edited_best_is_a_configuration_and_no_code(both: Path, tmp_path: Path, what: str, kind: str) -> None:
     file = both
     if kind == "deploy":
