@@ -151,6 +151,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(skip)
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what the files of tests made stays, and a test that calls `gc.collect` need not look at it
+
+
 @pytest.fixture(scope="session")
 def torch() -> Any:
     """PyTorch, on any device. Tests that take it are integrations."""

@@ -232,6 +232,7 @@ def test_an_integer_that_is_not_written_is_found_even_if_it_held_the_truth(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.mostly_long(4)
 def test_references_read_every_dtype_exactly(device: Device, dtype: str) -> None:
     """All bit patterns from 0 up, without NaN: the reference's kernel and NumPy read the same values."""
     if dtype == "uint32":

@@ -233,6 +233,7 @@ class TestVerify:
         listed = json.loads(ok("records", "list", "--db", "tuned.db", "--json", "--limit", 100))
         assert len(listed) == records + 1 and not listed[0]["final_race"], "it ran alone"
 
+    @pytest.mark.long
     def test_each_best_is_verified_in_the_mode_of_its_record(self, folder: Path) -> None:
         (folder / "hot.yaml").write_text(ONE_THREAD.replace("workers: 1", "workers: 1, mode: hot-graph-v1"))
         ok("tune", "hot.yaml", "--db", "tuned.db", "--trials", 1)
@@ -290,6 +291,7 @@ class TestVerify:
         said = ok("records", "verify", "--toolchain", "--db", "tuned.db", "--target", "cpu")
         assert "no best record" in said and "that another toolchain made" in said
 
+    @pytest.mark.long
     def test_code_of_this_toolchain_that_is_slower_does_not_replace_the_old(self, folder: Path) -> None:
         with Store.open("tuned.db") as store:
             (best,) = store.bests()

@@ -64,6 +64,7 @@ def test_what_was_built_ahead_is_loaded_and_verified_without_a_compiler(tmp_path
 
 
 @pytest.mark.usefixtures("no_compiler_here")
+@pytest.mark.long
 def test_the_build_cache_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEDSEARCH_BUILD_CACHE", "off")
     with schedsearch.KernelCache(tmp_path / "no.db", "cpu") as kernels:
@@ -91,6 +92,7 @@ def test_kernels_for_a_gpu_and_those_that_verify_them_are_compiled_in_other_proc
         assert each.artifact(cache.code, H200).plan.arch.startswith("sm_90")
 
 
+@pytest.mark.long
 def test_a_refused_kernel_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload.conv2d(n=1, h=4, w=4, c=8, k=8, r=1, s=1, dtype="float32")
     cache = schedsearch.KernelCache(tmp_path / "no.db", H200)

@@ -245,6 +245,7 @@ def test_the_emulated_epilogue_sees_its_channels_and_pixels(
 
 
 @pytest.mark.parametrize("operation", ["mbarrier_wait", "bulk_wait_read_all", "wgmma_wait", "cp_async_wait"])
+@pytest.mark.mostly_long(2)
 def test_the_emulator_notices_a_missing_wait(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     def no_wait(self: HopperEmulator, *_: Any) -> Any:
         return (lambda *_: None) if operation in ("wgmma_wait", "cp_async_wait") else None

@@ -129,6 +129,7 @@ def test_the_default_compiles_without_spills_or_local_memory(target: Target, sha
     assert plan.arch == f"sm_{target.compute_capability[0]}{target.compute_capability[1]}"
 
 
+@pytest.mark.long
 def test_a_sampled_configuration_of_a_common_shape_compiles() -> None:
     workload = Workload.conv2d(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=("bias", "residual", "relu"))
     (config,) = TEMPLATE.space(workload, H200).sample(1, np.random.default_rng(3))

@@ -126,6 +126,7 @@ def test_the_launches_compute_float32(
     assert np.abs(one_product - expected).max() > 50 * np.abs(y - expected).max()  # one product
 
 
+@pytest.mark.long
 def test_weights_are_split_once_if_they_are_prepared() -> None:
     config = TEMPLATE.default(LAYER, H200, TEMPLATE.space(LAYER, H200))
     built = compile_source(TEMPLATE.kernel(LAYER.replace(epilogue=["bias", "relu"]), H200, config), H200)

@@ -142,6 +142,7 @@ def test_epilogues_are_fused_in_order(device, layout):
 
 
 @pytest.mark.parametrize("epilogue", [("relu",), tuple(stage for stage in FLOAT_STAGES if stage != "relu")], ids="+".join)
+@pytest.mark.mostly_long(2)
 def test_every_stage_has_an_epilogue(device, epilogue):
     """relu is alone: it would hide what leaky_relu does."""
     workload = Workload.conv2d(n=1, h=3, w=3, c=2, k=8, r=1, s=1, dtype="float32", epilogue=epilogue)

@@ -38,6 +38,7 @@ def test_a_forked_process_has_memory_of_its_own(device):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.mostly_long(2)
 def test_kernels_that_were_loaded_before_a_fork_compute_in_both_processes(device, threads):
     """Also those that another thread launches at the moment of the fork: it waits for the end of a launch."""
     kernel = device.load(compile_source(two_steps(threads), TARGET).artifact)

@@ -235,6 +235,7 @@ def test_a_default_gives_every_thread_work_for_some_microseconds(cores):
 
 
 @pytest.mark.parametrize("function", ["sigmoid", "silu"])
+@pytest.mark.mostly_long(2)
 def test_exponentials_of_whole_vectors_are_those_of_numpy(device, function):
     """Every float32 exponent, both signs, and what is no number: to a few units in the last place of float64's result."""
     numbers = np.concatenate(

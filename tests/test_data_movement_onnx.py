@@ -82,6 +82,7 @@ def test_all_operators_have_cases() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - OTHER_MODES))
+@pytest.mark.mostly_long(2)
 def test_a_case_of_onnx(device: CpuDevice, name: str) -> None:
     case = CASES[name]
     ((inputs, outputs),) = case.data_sets

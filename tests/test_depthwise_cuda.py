@@ -71,6 +71,7 @@ def test_a_sequence_along_the_width_on_the_device(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "grad_input"])
+@pytest.mark.mostly_long(2)
 def test_a_layer_whose_epilogue_reads_nothing_for_its_channels_compiles(direction: str) -> None:
     assert_compiles(PIXELS, layer(64, 14, n=1, direction=direction), H200)
 

@@ -45,6 +45,7 @@ def layer(case: dict[str, Any]) -> tuple[Workload, dict[str, Any], Any, dict[str
 
 
 @pytest.mark.parametrize("case", except_long(CASES[:3], long=CASES[1:2]), ids=str)
+@pytest.mark.mostly_long(2)
 def test_the_reference_and_the_kernel_of_a_cpu(case: dict[str, Any]) -> None:
     workload, arrays, expected, scalars = layer(case)
     target = detect("cpu")

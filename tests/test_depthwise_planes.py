@@ -58,6 +58,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.mostly_long(3)
 def test_strips_of_planes_give_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     workload = depthwise_conv2d(**shape, layout="NCHW")
     space = PLANES.space(workload, H200)
@@ -144,6 +145,7 @@ class TestBoth(TemplateContract):
 
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.mostly_long(3)
 def test_both_gradients_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch, layout: str, accumulate: bool) -> None:
     workload = depthwise_conv2d(
         n=2, c=4, h=6, w=5, r=3, s=2, padding=1, stride=2, direction="grad_both", layout=layout, accumulate=accumulate

@@ -101,6 +101,7 @@ def tolerance(workload: Workload) -> float:
 
 
 @pytest.mark.parametrize("shape", SUPPRESSIONS, ids=str)
+@pytest.mark.mostly_long(2)
 def test_emulated_suppression_is_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     template, workload = TEMPLATES["nms"][0], nms(**shape)
     arrays = example(workload)
@@ -112,6 +113,7 @@ def test_emulated_suppression_is_the_definition(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("shape", ALIGNMENTS, ids=str)
+@pytest.mark.mostly_long(3)
 def test_emulated_alignment_is_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     template = TEMPLATES["roi_align"][0]
     for workload in (roi_align(**shape), roi_align(**shape, dynamic=True)):
@@ -125,6 +127,7 @@ WRONG_IMAGES = pytest.mark.parametrize("image", [2, -1, 2**40])
 
 
 @WRONG_IMAGES
+@pytest.mark.mostly_long(3)
 def test_emulated_alignment_notes_an_image_that_there_is_not(monkeypatch: pytest.MonkeyPatch, image: int) -> None:
     """Its region is zeros, and nothing outside of x is read: the emulator would say so."""
     for shape in ALIGNMENTS[:2]:
@@ -139,6 +142,7 @@ def test_emulated_alignment_notes_an_image_that_there_is_not(monkeypatch: pytest
 
 
 @WRONG_IMAGES
+@pytest.mark.mostly_long(3)
 def test_an_image_that_there_is_not_is_an_error_on_a_cpu(device: CpuDevice, image: int) -> None:
     workload = roi_align(**ALIGNMENTS[1])
     arrays = example(workload)
@@ -184,6 +188,7 @@ def test_cpu_kernels_are_the_definition(device: CpuDevice) -> None:
         assert_equal(workload, found, expected(workload, arrays), tolerance(workload))
 
 
+@pytest.mark.long
 def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
     for workload in (nms(**SUPPRESSIONS[1]), roi_align(**ALIGNMENTS[1], dynamic=True), roi_align(**ALIGNMENTS[2])):
         assert verdict(device, TEMPLATES[workload.op][1], workload) is None, workload.label

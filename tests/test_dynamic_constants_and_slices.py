@@ -57,6 +57,7 @@ def save(folder: Path, nodes: list[Any], x: Any, constants: Mapping[str, Any], o
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name == "both halves and a third array")) for name in CONCATENATIONS],
 )
+@pytest.mark.mostly_long(2)
 def test_a_concatenation_keeps_every_argument(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, CONCATENATIONS[name], IMAGES, {"sizes": np.array([8, 8])})
     x = np.random.default_rng(0).standard_normal((1, 16, 5, 6)).astype(np.float32)
@@ -67,6 +68,7 @@ def test_a_concatenation_keeps_every_argument(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.mostly_long(2)
 def test_weights_that_are_dequantised_are_constants_in_every_opset(opset: int, tmp_path: Path) -> None:
     """onnx 1.23.2's evaluator has no DequantizeLinear of opsets 10 to 18."""
     rng = np.random.default_rng(0)

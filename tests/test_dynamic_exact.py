@@ -43,6 +43,7 @@ def positions(begin: int = 0, end: int = MOST, strides: int = 1) -> tuple[Any, .
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.mostly_long(3)
 def test_runs_follow_arrays_shapes_and_sizes_in_any_order(net: DynamicNet, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for number in range(60):

@@ -95,6 +95,7 @@ def words_of(array: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.mostly_long(2)
 def test_compiled_arithmetic_gives_what_numpy_gives_at_the_edges(dtype: Any) -> None:
     edges = np.array([sign * each for each in EDGES for sign in (1, -1)]).astype(dtype)
     a, b = np.repeat(edges, len(edges)), np.tile(edges, len(edges))

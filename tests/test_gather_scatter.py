@@ -102,6 +102,7 @@ def _of_onnx(name: str, arrays: dict[str, Any], given: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.label)
+@pytest.mark.mostly_long(3)
 def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> None:
     template, _ = TEMPLATES[workload.op]
     space = template.space(workload, H200)

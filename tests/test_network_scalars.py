@@ -179,6 +179,7 @@ OUTPUTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.mostly_long(3)
 def test_outputs_need_not_be_computed(name: str, tmp_path: Path) -> None:
     check(OUTPUTS[name], tmp_path)
 

@@ -74,6 +74,7 @@ def test_a_dimension_that_cannot_be_dropped_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["Dropout", "QLinearSigmoid"])
+@pytest.mark.mostly_long(2)
 def test_graphs_of_open_sizes_are_prepared_as_those_of_fixed_ones(name: str, tmp_path: Path) -> None:
     """A Dropout computes nothing, and operators of com.microsoft are those of ONNX between conversions."""
     if name == "Dropout":

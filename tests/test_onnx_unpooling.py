@@ -67,6 +67,7 @@ WINDOWS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("few", [False, True], ids=["different numbers", "equal numbers"])
 @pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.mostly_long(3)
 def test_a_pool_gives_the_place_of_the_first_largest_pixel(name: str, few: bool) -> None:
     shape, window = WINDOWS[name]
     net = Net(*shape)

@@ -145,6 +145,7 @@ def test_the_reference_is_the_definition() -> None:
 
 
 @pytest.mark.parametrize("mode", ["max", "average"])
+@pytest.mark.mostly_long(2)
 def test_a_nan_stays(device: CpuDevice, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     workload = pool2d(n=1, c=1, h=2, w=4, r=2, s=2, stride=2, mode=mode, dtype="float32")
     x = np.array([1, 2, 3, np.nan, 5, 6, 7, 8], np.float32).reshape(1, 2, 4, 1)

@@ -125,6 +125,7 @@ def test_quantise_belongs_behind_dequantise_of_an_integer_convolution() -> None:
             conv2d(**{**LAYER, **change})
 
 
+@pytest.mark.long
 def test_the_stage_compiles_for_hopper() -> None:
     template, target = load_template("conv2d_wgmma"), PRESETS["h200"]
     w = conv2d(**LAYER, epilogue=EPILOGUE)

@@ -241,6 +241,7 @@ def test_a_schema_version_that_is_none_is_said(version: str, message: str, relax
         ["DELETE FROM meta"],
     ],
 )  # fmt: skip
+@pytest.mark.mostly_long(3)
 def test_a_missing_part_is_a_database_error_for_reading_and_writing(
     statements: list[str], relaxed: bytes, tmp_path: Path
 ) -> None:

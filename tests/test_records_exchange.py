@@ -135,6 +135,7 @@ def test_every_line_of_an_export_is_valid_json(store: Store) -> None:
         (lambda line: line.replace('"batch": 3', '"batch": 3, "batch": 4'), "the key 'batch' occurs twice"),
     ],
 )
+@pytest.mark.mostly_long(3)
 def test_a_wrong_line_is_named_and_nothing_is_imported(store: Store, tmp_path: Path, change, wanted: str) -> None:
     file = tmp_path / "bad.jsonl"
     export_jsonl(store, file)

@@ -356,7 +356,7 @@ def test_processes_write_at_once_to_a_database_that_is_not_there_yet(tmp_path: P
     writers = [python(APPEND_MANY, path, name) for name in ("one", "two", "three")]
     seen = 0
     while any(writer.poll() is None for writer in writers):  # a concurrent reader sees only growth
-        time.sleep(0.005)
+        time.sleep(0.02)
         if path.exists() and path.stat().st_size:
             try:
                 with Store.open(path, readonly=True) as store:

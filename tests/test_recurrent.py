@@ -100,6 +100,7 @@ def tolerance(workload: Workload) -> float:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: recurrent(**case).label)
+@pytest.mark.mostly_long(3)
 def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]) -> None:
     workload = recurrent(**case)
     arrays = example(workload)
@@ -109,6 +110,7 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.parametrize("case", CASES[:2], ids=lambda case: recurrent(**case).label)
+@pytest.mark.mostly_long(2)
 def test_a_cpu_kernel_is_the_definition(device: CpuDevice, case: dict[str, Any]) -> None:
     workload = recurrent(**case)
     arrays = example(workload)

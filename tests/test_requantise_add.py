@@ -142,6 +142,7 @@ def near_halves(most: int) -> Iterator[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.mostly_long(2)
 def test_quotients_next_to_halves_are_rounded_to_the_right_side(relu: bool) -> None:
     """The text of a stage divides by a reciprocal; here every operation is done exactly and rounded once."""
     code, tried = STAGE_CODES["requantise_add"], 0

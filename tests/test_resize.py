@@ -113,6 +113,7 @@ def assert_close(workload: Workload, found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.mostly_long(3)
 def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     workload = resize(**shape)
     arrays, expected = example(workload)

@@ -74,6 +74,7 @@ def test_kernels_that_differ_in_more_than_numbers_do_not_share() -> None:
 
 
 @pytest.mark.parametrize("template", ["conv2d_cpu", "depthwise_conv2d_cpu"])
+@pytest.mark.mostly_long(2)
 def test_one_cpu_code_computes_every_size(template: str) -> None:
     layer = LAYER if template == "conv2d_cpu" else dict(h=5, w=6, c=4, r=3, s=3, padding=1)
     chosen, op = load_templates([template])[template], template.removesuffix("_cpu")

@@ -84,6 +84,7 @@ def device() -> Iterator[CpuDevice]:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.mostly_long(3)
 def test_cpu_kernels_read_slices(device: CpuDevice, seed: int) -> None:
     workload = random_workload(seed)
     arrays, expected = example(workload)
@@ -128,6 +129,7 @@ def gate(first: int, channels: int = 64) -> Workload:
 
 
 @pytest.mark.parametrize(("first", "bytes_of_a"), [(64, 16), pytest.param(68, 8, marks=pytest.mark.long), (65, 2)])
+@pytest.mark.mostly_long(2)
 def test_aligned_slices_are_loaded_with_16_bytes_and_others_with_what_their_place_allows(
     first: int, bytes_of_a: int
 ) -> None:
@@ -266,6 +268,7 @@ def test_shorter_formats_are_read_in_place_too(tmp_path: Path, dtype: str) -> No
 
 
 @pytest.mark.parametrize("name", except_long(["uneven", "boxes", "strides", "quantised"], long=["uneven", "boxes"]))
+@pytest.mark.mostly_long(2)
 def test_built_networks_read_slices_in_place(tmp_path: Path, name: str) -> None:
     built = CASES[name][0]()
     path = built.save(tmp_path)

@@ -95,6 +95,7 @@ def test_a_cpu_kernel_is_the_definition(device: CpuDevice) -> None:
         assert_close(workload, on_cpu(device, CPU, workload, arrays), expected)
 
 
+@pytest.mark.long
 def test_verification_accepts_a_cpu_kernel(device: CpuDevice) -> None:
     for shape in (SHAPES[0], SHAPES[4]):
         workload = softmax(**shape)

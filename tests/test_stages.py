@@ -219,6 +219,7 @@ def test_a_new_stage_gets_its_operands_in_the_mma_template(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.usefixtures("with_code")
+@pytest.mark.mostly_long(2)
 def test_a_new_stage_runs_in_the_cpu_template(device: CpuDevice, layout: str) -> None:
     template = load_templates(["conv2d_cpu"])["conv2d_cpu"]
     epilogue = ["bias", {"blend": {"offset": -1.5}}, "relu"]

@@ -28,6 +28,7 @@ def workloads(name: str) -> list[Workload]:
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.mostly_long(3)
 def test_every_file_is_a_workload_file_that_some_template_computes(name: str) -> None:
     file = loaded(name)
     target = detect("cpu") if file.target == "cpu" else PRESETS["h200"]

@@ -166,6 +166,7 @@ class Trees:
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
+@pytest.mark.mostly_long(2)
 def test_random_expressions_over_mixed_dtypes_are_what_numpy_computes(
     device: CpuDevice, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -276,6 +277,7 @@ def test_operators_of_integers_take_no_floats(expression: str, message: str) -> 
         for number, each in enumerate(TYPED)
     ],
 )
+@pytest.mark.mostly_long(3)
 def test_verification_accepts_kernels(device: CpuDevice, each: dict[str, Any]) -> None:
     made = workload(each["expression"], each["out_dtype"], (40, 64))
     assert verdict(device, CPU, made) is None
@@ -291,6 +293,7 @@ def test_verification_accepts_kernels(device: CpuDevice, each: dict[str, Any]) -
         ("where(u > 3, x, z)", "where(u > 4, x, z)", "float32"),
     ],
 )
+@pytest.mark.mostly_long(2)
 def test_verification_finds_wrong_kernels(device: CpuDevice, right: str, wrong: str, out_dtype: str) -> None:
     assert verdict(device, CPU, workload(right, out_dtype, (40, 64)), workload(wrong, out_dtype, (40, 64))) is not None
 
@@ -306,6 +309,7 @@ def test_kernels_for_gpus_compile(chosen: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
+@pytest.mark.mostly_long(2)
 def test_vectors_of_every_width_hold_every_integer(device: CpuDevice, monkeypatch: pytest.MonkeyPatch, vector: int) -> None:
     arrays = numbers(np.random.default_rng(1))
     for name in "ijkmnuv":

@@ -153,6 +153,7 @@ def shows(op: str, length: int, dtype: str) -> bool:
 @pytest.mark.parametrize(
     ("op", "length"), [("softmax", 6625), ("softmax", 100_000), ("layer_norm", 5000), ("average", 100_000)]
 )
+@pytest.mark.mostly_long(2)
 def test_a_long_sum_is_judged_by_its_length(op: str, length: int) -> None:
     check(op, length, "float32", "one by one")
 

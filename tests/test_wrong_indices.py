@@ -37,6 +37,7 @@ def noted(workload: Workload, words: Any) -> tuple[tuple[int, ...], int] | None:
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.label)
+@pytest.mark.mostly_long(3)
 def test_emulated_kernels_note_the_index_that_is_out_of_range(monkeypatch: pytest.MonkeyPatch, workload: Workload) -> None:
     template, _ = TEMPLATES[workload.op]
     for number, each in enumerate((workload, *(workload.replace(**some) for some in OPEN))):

@@ -6,6 +6,7 @@ makes one for each argument, puts the knobs into its own space and the step befo
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -173,30 +174,7 @@ class Repack:
 
     def default(self) -> Config:
         """Long vectors, and tiles of 128 by 128 bytes; where a run is short, a tile that it fills, and more of the other."""
-        space, p = self.space(), self.permutation
-        x_tiles, y_tiles = (_filled(run.extent * p.element_bytes) for run in (p.x_run, p.y_run))
-        wishes: dict[str, Iterable[Any]] = {
-            "tile_x_bytes": x_tiles,
-            "tile_y_bytes": y_tiles,
-            "load_bytes": (16, 8, 4, 2, 1),
-            "store_bytes": (16, 8, 4, 2, 1),
-            "vector_bytes": (16, 8, 4, 2, 1),
-            "read_bytes": (4, 8, 16),
-            "unroll": (4, 2, 1),
-            "lanes": (8,) if min(p.y_aligned() * p.element_bytes, 16) == 16 else (32, 16, 8),
-            "threads": (128, 256, 64, 512, 32),
-            "persistent": (False,),
-            "blocks_per_sm": (1,),
-            "loads": ("async", "registers"),
-            "stores": ("default",),
-            "along": ("y",),
-        }
-        allowed = {knob.name: [value for value in wishes[knob.name] if value in knob.values] for knob in space.knobs}
-        for values in itertools.product(*(allowed[name] for name in space.names)):
-            config = Config(dict(zip(space.names, values)))
-            if not space.check(config):
-                return config
-        raise AssertionError("a space of layout_transform is never empty")
+        return _default(self)
 
     # ---- the launch
 
@@ -276,3 +254,32 @@ def _widths(element: int, elements: int) -> tuple[int, ...]:
 def _useful(extent: int, tile: Any) -> Any:
     """Share of the tiles along a run that holds elements."""
     return extent / (np.ceil(extent / tile) * tile)
+
+
+@functools.lru_cache(maxsize=256)
+def _default(repack: Repack) -> Config:
+    """Cached, because a template that packs its arguments needs it for each of its candidates, and it takes 30 ms."""
+    space, p = repack.space(), repack.permutation
+    x_tiles, y_tiles = (_filled(run.extent * p.element_bytes) for run in (p.x_run, p.y_run))
+    wishes: dict[str, Iterable[Any]] = {
+        "tile_x_bytes": x_tiles,
+        "tile_y_bytes": y_tiles,
+        "load_bytes": (16, 8, 4, 2, 1),
+        "store_bytes": (16, 8, 4, 2, 1),
+        "vector_bytes": (16, 8, 4, 2, 1),
+        "read_bytes": (4, 8, 16),
+        "unroll": (4, 2, 1),
+        "lanes": (8,) if min(p.y_aligned() * p.element_bytes, 16) == 16 else (32, 16, 8),
+        "threads": (128, 256, 64, 512, 32),
+        "persistent": (False,),
+        "blocks_per_sm": (1,),
+        "loads": ("async", "registers"),
+        "stores": ("default",),
+        "along": ("y",),
+    }
+    allowed = {knob.name: [value for value in wishes[knob.name] if value in knob.values] for knob in space.knobs}
+    for values in itertools.product(*(allowed[name] for name in space.names)):
+        config = Config(dict(zip(space.names, values)))
+        if not space.check(config):
+            return config
+    raise AssertionError("a space of layout_transform is never empty")
