@@ -123,8 +123,17 @@ def _lines_of_code(tree: ast.Module) -> Iterator[int]:
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.stmt) and id(node) not in docstrings:
-            nested = [child.lineno for child in ast.walk(node) if isinstance(child, ast.stmt) and child is not node]
+            nested = _lines_of_statements(node)
             yield from range(node.lineno, min(nested, default=(node.end_lineno or node.lineno) + 1))
+
+
+def _lines_of_statements(node: ast.AST) -> Iterator[int]:
+    """The first lines of the statements in a node, without those in other statements."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child.lineno
+        else:
+            yield from _lines_of_statements(child)
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:

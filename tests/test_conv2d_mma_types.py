@@ -114,6 +114,7 @@ def small_convolutions(draw: st.DrawFn) -> tuple[Workload, int]:
 
 @given(drawn=small_convolutions())
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.long
 def test_random_convolutions_are_exact_with_random_configurations(drawn: tuple[Workload, int]) -> None:
     w, seed = drawn
     small = TEMPLATE.space(w, H200).restrict({"bm": [16, 32], "bn": [16], "persistent": [False]})

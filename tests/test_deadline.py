@@ -211,6 +211,7 @@ def test_kernels_that_are_known_are_neither_compiled_nor_loaded(tmp_path: Path, 
     assert again[CONVOLUTION] is found[CONVOLUTION]
 
 
+@pytest.mark.long
 def test_machine_code_in_the_database_takes_the_place_of_a_known_kernel_at_any_time(tmp_path: Path) -> None:
     target, db = schedsearch.detect("cpu"), tmp_path / "records.db"
     known = find_kernels([CONVOLUTION], db, target)

@@ -98,7 +98,7 @@ LONG = ("two inputs, half", "a window", "side by side", "of other sizes", "rows 
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(4)
 def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:
     inputs, nodes, constants = CASES[name]
     made = model(inputs, *nodes, results=1 + (name in TWO_RESULTS), **constants)
@@ -107,6 +107,7 @@ def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:
     agrees(device, made, sizes_of(inputs), *arrays(inputs, 1 if "to" in constants else 0, **positions))
 
 
+@pytest.mark.long(of="networks")
 def test_a_view_of_an_input_has_its_strides(device: Any) -> None:
     """Where all calls take strides, the input stays where the caller has it."""
     graph = DynamicGraph()

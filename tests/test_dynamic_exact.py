@@ -98,6 +98,7 @@ def test_a_mistake_is_reported_and_later_runs_go_on(net: DynamicNet) -> None:
 
 
 @pytest.mark.parametrize("strides", [1, 0])
+@pytest.mark.mostly_long(2)
 def test_no_array_is_held_after_its_run(net: DynamicNet, strides: int) -> None:
     """Not even if the run fails, as that with a stride of 0 does."""
     held = []

@@ -209,6 +209,7 @@ def test_scaled_sizes_are_those_of_onnx(device: Any, rounding: str, to: int) -> 
     agrees(device, scaled, SIZES, *arrays)
 
 
+@pytest.mark.long(of="networks")
 def test_whole_numbers_beyond_their_format_wrap(device: Any) -> None:
     arrays = [{"x": np.zeros(2, np.float32), "p": np.array(p)} for p in ((2**31, -(2**31) - 1), (2**62, 2**63 - 1), (5, -5))]
     for nodes in (

@@ -92,6 +92,7 @@ def test_windows_meet_padding_where_an_image_ends(device: Device) -> None:
     agrees(device, resnet(), SIZES, *images(*SHAPES))
 
 
+@pytest.mark.long(of="networks")
 def test_numbers_that_are_none_beyond_an_image_do_not_count(device: Device) -> None:
     """Roots of what another image left there."""
     nodes = [
@@ -226,6 +227,7 @@ def test_sizes_decide_whether_images_fit_each_other(device: Device) -> None:
         assert net(random(2, 3, 8, 8)).shape == (2, 4, 8, 8)
 
 
+@pytest.mark.long(of="networks")
 def test_an_image_of_fixed_size_meets_one_of_any_size_only_where_it_has_that_size(device: Device) -> None:
     inputs: dict[str, list[Any]] = {"x": ["n", 3, "h", "w"], "z": [2, 3, 9, "w"]}
     model = network([node("Relu", "x", "r"), node("Concat", "r z", "y", axis=1)], inputs=inputs)

@@ -260,6 +260,7 @@ def test_the_assembler_leaves_the_loads_of_constants_in_front_of_the_wait(name: 
     ],
     ids=["float16", "uint8"],
 )
+@pytest.mark.mostly_long(2)
 def test_the_assembler_leaves_the_loads_of_a_residual_in_front_of_the_first_tile(options: dict[str, Any]) -> None:
     """It moves loads by ld.global.nc down to where their values are needed; then nothing hides their latency."""
     workload = conv2d(n=1, h=14, w=14, c=256, k=1024, r=1, s=1, **options)

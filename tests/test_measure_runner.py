@@ -155,6 +155,7 @@ def test_a_write_outside_the_output_is_a_wrong_answer(runner: Runner, template: 
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
+@pytest.mark.mostly_long(2)
 def test_a_lost_process_is_replaced_and_the_next_candidate_is_measured(
     runner: Runner, template: Template, outcome: Outcome, text: str
 ) -> None:
@@ -290,6 +291,7 @@ def spoil_the_first_race(
     ],
     ids=["a racer forked", "a racer spoiled the memory", "all are wrong", "a racer ended the process"],
 )
+@pytest.mark.mostly_long(2)
 def test_a_racer_that_another_one_may_have_spoiled_races_alone_in_a_fresh_process(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, finds: Mapping[str, Any], judges: bool
 ) -> None:

@@ -264,6 +264,7 @@ def test_a_branch_that_fits_no_shape_fails_when_it_is_taken(tmp_path: Path) -> N
     assert shown.exit_code != 0 and "the inputs take the then_branch of rate" in shown.output
 
 
+@pytest.mark.long(of="networks")
 def test_an_index_out_of_range_in_a_branch_names_its_node(tmp_path: Path) -> None:
     then = graph([*steps("t", "h"), node("Gather", ["t", "k"], ["r"], name="rows")], ["r"])
     model = chosen(then, scaled(2), k=[info("k", INT64, [3])])

@@ -100,6 +100,7 @@ def test_an_image_in_nhwc_may_come_in_the_models_order_with_strides_of_channels_
         np.testing.assert_array_equal(net(channels_last(x)), channels_last(wanted))
 
 
+@pytest.mark.long(of="networks")
 def test_an_output_keeps_its_shape_where_a_kernel_made_another_layout_of_the_same_bytes(tmp_path: Path) -> None:
     model = Model(1, 8, 6, 6)
     model.conv("x", 1, 8, name="only")
@@ -111,6 +112,7 @@ def test_an_output_keeps_its_shape_where_a_kernel_made_another_layout_of_the_sam
             assert sum(call.is_conversion for call in net.steps) <= 1
 
 
+@pytest.mark.long(of="networks")
 def test_convolutions_write_into_slices_of_what_they_are_concatenated_to(tmp_path: Path) -> None:
     from onnx.reference import ReferenceEvaluator
 
@@ -234,6 +236,7 @@ def test_a_model_is_not_run_before_it_is_built(folder: Path) -> None:
     assert done.exit_code == 2 and "net.onnx is an ONNX model" in done.stderr and "schedsearch build" in done.stderr
 
 
+@pytest.mark.long(of="networks")
 def test_a_cpu_moves_depth_to_space_after_the_convolution(tmp_path: Path) -> None:
     model = Model(1, 8, 6, 6)
     model.node("DepthToSpace", model.conv("x", 8, 8, name="conv"), blocksize=2, mode="CRD")

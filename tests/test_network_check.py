@@ -146,7 +146,7 @@ def test_a_wrong_value_that_no_output_shows_is_found(tmp_path: Path, spoiled: Ca
         build(path)
 
 
-@pytest.mark.long
+@pytest.mark.long(of="networks")
 def test_a_fault_of_arrays_that_share_memory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A convolution whose tiles overlap at the end of a row adds a residual twice, if it is in the place of the result."""
     from schedsearch.templates.conv2d import cpu

@@ -134,6 +134,7 @@ def _one_channel_shifted(array: Array) -> Array:
 
 @given(model=chains(), dtype=st.sampled_from(["float32", "float16"]), data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.long(of="networks")
 def test_a_value_that_is_three_quarters_of_the_right_one_is_named(
     tmp_path: Path, model: Any, dtype: str, data: st.DataObject
 ) -> None:

@@ -85,6 +85,7 @@ def test_operands_whose_order_stays_are_not_moved(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.long(of="networks")
 def test_a_network_of_images_in_nhwc_multiplies_by_planes_of_channels(tmp_path: Path) -> None:
     path = product(tmp_path, (8, 6, 4))
     inputs, wanted = numbers((8, 6, 4))

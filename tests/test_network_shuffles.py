@@ -119,6 +119,7 @@ def test_a_slice_of_rows_is_copied_before_a_shuffle() -> None:
     assert_as_onnxruntime(net.model(), {"x": normal(1, 6, 9, 3)})
 
 
+@pytest.mark.long(of="networks")
 def test_a_built_network_shuffles(tmp_path: Path) -> None:
     net, x = Net(1, 6, *PIXELS), normal(1, 6, *PIXELS)
     part = net.node("Slice", "x", net.row(2), net.row(4), net.row(1))

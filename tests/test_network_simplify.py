@@ -44,6 +44,7 @@ _SETTINGS = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 @settings(max_examples=100, **_SETTINGS)
 @given(graphs())
+@pytest.mark.long(of="networks")
 def test_a_simplified_graph_computes_what_the_graph_does(graph: Graph) -> None:
     with np.errstate(all="ignore"):
         check_equal(graph)

@@ -136,6 +136,7 @@ def test_nodes_on_the_cpu_compute_what_onnx_runtime_computes(tmp_path: Path) -> 
     assert_equal(computed(made, fed, tmp_path), dict(zip(names, session.run(None, dict(fed)))), CASES)
 
 
+@pytest.mark.long(of="networks")
 def test_some_nodes_on_the_cpu_compute_what_numpy_computes(tmp_path: Path) -> None:
     chosen = [Case("Where", B, F, G), Case("CumSum", WHOLE, np.int64(2), fixed=[1]), Case("ArgMax", F, axis=1, keepdims=0)]
     made, fed = model(chosen)

@@ -123,7 +123,7 @@ def agreeing(every: Sequence[Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("op", sorted(TAKEN))
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(5)
 def test_the_cases_of_onnx_agree_or_are_refused_with_a_reason(op: str) -> None:
     every = cases(op)
     assert bool(list(agreeing(every))) == (op not in NEVER_TAKEN), f"all {len(every)} cases are refused"

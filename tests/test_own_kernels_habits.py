@@ -163,6 +163,7 @@ class TestUntuned:
         assert "double x=100:f32 y=100:f32 is not tuned on this device" in text
         assert "your own choice (each=1, threads=256). double.tune(...)" in text and "own.db" in text
 
+    @pytest.mark.long
     def test_nothing_is_said_of_one_that_was_tuned(self, kernel: Any) -> None:
         kernel.tune(x=X, y=np.empty_like(X), trials=1, workers=1, tuner="grid", progress=False)
         with warnings.catch_warnings():

@@ -55,6 +55,7 @@ def test_an_undeclared_write_is_found_without_the_source(tmp_path: Path) -> None
     np.testing.assert_array_equal(x, 1)
 
 
+@pytest.mark.long
 def test_records_of_an_unknown_source_are_passed_over_when_records_are_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

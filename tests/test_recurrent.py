@@ -216,6 +216,7 @@ def test_a_wrong_length_is_noted_and_nothing_outside_is_touched(monkeypatch: pyt
 @pytest.mark.parametrize(
     "wrong", [{"direction": "reverse"}, pytest.param({"linear_before_reset": True}, marks=pytest.mark.long)], ids=str
 )
+@pytest.mark.long
 def test_verification_accepts_a_kernel_and_refuses_that_of_another_workload(
     device: CpuDevice, wrong: dict[str, Any]
 ) -> None:

@@ -218,6 +218,7 @@ def test_whatever_makes_the_arguments_of_a_concatenation_stores_into_slices(
         np.testing.assert_allclose(found[network.outputs[0]], wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.long(of="networks")
 def test_a_built_network_stores_pools_and_chains_into_slices(tmp_path: Path) -> None:
     built = skip()
     path = built.save(tmp_path)

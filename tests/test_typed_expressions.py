@@ -309,7 +309,7 @@ def test_kernels_for_gpus_compile(chosen: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
-@pytest.mark.mostly_long(2)
+@pytest.mark.mostly_long(4)
 def test_vectors_of_every_width_hold_every_integer(device: CpuDevice, monkeypatch: pytest.MonkeyPatch, vector: int) -> None:
     arrays = numbers(np.random.default_rng(1))
     for name in "ijkmnuv":
