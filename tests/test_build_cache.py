@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import types
+from numba import extending, types
 
 from schedsearch.backend import compile_source, cpu, sharing
 from schedsearch.backend.build_cache import BuildCache, cache_state
@@ -330,10 +330,30 @@ def test_an_object_of_an_unknown_class_has_none() -> None:
         digest(kernel(factor=object()))
 
 
-def test_all_processes_agree() -> None:
-    program = f"import sys; sys.path[:] = {sys.path!r}; from test_build_cache import digest, kernel; print(digest(kernel()))"
+@pytest.mark.parametrize("register", [extending.overload, pytest.param("numba.cuda.extending", id="for CUDA")])
+def test_a_function_for_which_numba_compiles_something_else_has_none(register: Any) -> None:
+    def twice(value: float) -> float:
+        return 2 * value
+
+    def thrice(value: float) -> Any:
+        return lambda value: 3 * value
+
+    step = kernel(factor=twice)
+    assert digest(step)
+    if isinstance(register, str):
+        register = pytest.importorskip(register).overload
+    register(twice)(thrice)
+    with pytest.raises(UnidentifiedError, match="twice, which Numba implements by other code"):
+        digest(step)
+
+
+def test_all_processes_agree_before_they_load_what_numba_implements() -> None:
+    program = (
+        f"import sys; sys.path[:] = {sys.path!r}; from test_build_cache import digest, kernel; print(digest(kernel())); "
+        "print('numba.cpython.setobj' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == digest(kernel())
+    assert done.stdout.split() == [digest(kernel()), "False"]
 
 
 # --- On the CPU ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from schedsearch.backend.numba_private import definition_of
 from schedsearch.identity import sha256_hex
 
 _VERSIONED = ("numba", "numba-cuda", "numba-cuda-mlir", "llvmlite", "numpy")
+_REGISTRIES = ("numba.core.typing.templates", "numba.cuda.typing.templates")
 _PACKAGES = frozenset({"numba", "numba_cuda", "llvmlite", "numpy"}) | sys.stdlib_module_names
 
 
@@ -146,11 +147,17 @@ def _is_numba_type(value: object) -> bool:
 
 
 def _has_other_implementation(function: FunctionType) -> bool:
-    """Whether Numba was told (for example by `overload`) to compile something else for calls of the function."""
+    """Whether Numba was told (for example by `overload`) to compile something else for calls of the function.
+
+    It looks only at what has been registered so far. Loading Numba's own implementations, which are of functions that enter
+    by name, takes half a second, and a process that finds all its code in the build cache needs none of them.
+    """
+    registered = [sys.modules[name].builtin_registry.globals for name in _REGISTRIES if name in sys.modules]
+    if any(value is function for each in registered for value, _ in each):
+        return True
     contexts = [sys.modules["numba.core.registry"].cpu_target] if "numba.core.registry" in sys.modules else []
     contexts += [sys.modules[name].cuda_target for name in ("numba.cuda.descriptor",) if name in sys.modules]
     for context in (each.typing_context for each in contexts):
-        context.refresh()
         try:
             context.resolve_value_type(function)
         except Exception:  # a plain function has no type; Numba has several exceptions for that
