@@ -30,6 +30,9 @@ _FILES = {
 }
 
 
+_ELSEWHERE = ("long", "gpu", "integrations")  # marks of the cases of a test that other runs have
+
+
 def add_options(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gpu-share",
@@ -66,11 +69,11 @@ def some_of(choices: Sequence[Any], share: float, number: int) -> list[Any]:
 
 
 def mark_long(items: Sequence[pytest.Item]) -> None:
-    """Marks the cases of tests marked `mostly_long(n)` `long`, but for the first and every nth after it. Those that are long
-    already or need a GPU do not count."""
+    """Marks the cases of tests marked `mostly_long(n)` `long`, but for the first and every nth after it. Cases that other
+    runs have do not count."""
     cases = dict[str, list[pytest.Item]]()
     for item in items:
-        if item.get_closest_marker("mostly_long") and not any(map(item.get_closest_marker, ("long", "gpu"))):
+        if item.get_closest_marker("mostly_long") and not any(map(item.get_closest_marker, _ELSEWHERE)):
             cases.setdefault(item.nodeid.split("[")[0], []).append(item)
     for each in cases.values():
         for number, item in enumerate(each):

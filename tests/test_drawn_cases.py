@@ -93,7 +93,7 @@ def test_the_same_cases_run_again_by_what_the_report_says() -> None:
 
 
 def test_of_a_mostly_long_test_every_nth_case_is_not_long() -> None:
-    """Cases that are long anyway, or for a GPU, are not counted, and each test begins anew."""
+    """Cases of other runs are not counted, and each test begins anew."""
 
     class Case:
         def __init__(self, nodeid: str, *marks: Any) -> None:
