@@ -261,6 +261,7 @@ class TestVerify:
         assert "wrong_answer" in result.stdout
         assert json.loads(ok("records", "best", "--db", "tuned.db", "--json")) == []
 
+    @pytest.mark.long
     def test_a_best_of_an_earlier_version_is_built_again_and_signed(self, folder: Path) -> None:
         with sqlite3.connect("tuned.db") as database:
             database.execute("UPDATE best SET signature = ''")

@@ -343,7 +343,8 @@ class TestInterruption:
         assert run["finished_at"] is not None
         assert workers and not any(alive(worker) for worker in workers)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+    @pytest.mark.long
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_before_the_search_begins_is_an_interruption_too(self, folder: Path, number: signal.Signals) -> None:
         lock = DeviceLock(detect("cpu"))  # makes the command wait at its start
         try:

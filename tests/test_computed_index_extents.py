@@ -250,6 +250,7 @@ def test_a_row_of_an_array_of_which_nothing_is_known(axis: int, device: CpuDevic
             net(x, np.array([0, 4][:: 1 - 2 * axis]))
 
 
+@pytest.mark.long(of="networks")
 def test_impossible_sizes_come_before_the_indices_that_they_make_wrong(device: CpuDevice) -> None:
     """Of an array that is larger than its bound nothing counts, so no index is legal."""
     graph = DynamicGraph()

@@ -200,6 +200,7 @@ def test_constant_indices_must_be_legal_at_every_size_of_a_table(tmp_path: Path)
         schedsearch.build_dynamic(constant_rows(tmp_path), {"n": (1, 64)}, target="cpu", db=tmp_path / "none.db")
 
 
+@pytest.mark.long(of="networks")
 def test_constant_indices_of_a_dynamic_graph_must_be_legal_in_each_run(tmp_path: Path) -> None:
     x = np.arange(128, dtype=np.float32).reshape(64, 2)
     model = constant_rows(tmp_path)

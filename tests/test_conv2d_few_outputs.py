@@ -77,7 +77,7 @@ def test_the_kernel_computes_the_convolution(
 
 @pytest.mark.parametrize("target", [H200, A100], ids=["sm_90", "sm_80"])
 @pytest.mark.parametrize("change", [{}, {"pixels": 16, "blocks_per_sm": 2}], ids=str)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(4)
 def test_all_of_a_warps_data_stay_in_registers(target: Target, change: dict[str, Any]) -> None:
     space = TEMPLATE.space(LAYER, target)
     default = TEMPLATE.default(LAYER, target, space)

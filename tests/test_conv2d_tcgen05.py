@@ -91,6 +91,7 @@ def run(
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.mostly_long(3)
 def test_products_add_up_in_tensor_memory(monkeypatch: pytest.MonkeyPatch, case: str, late: bool) -> None:
     shape, config = CASES[case]
     assert TEMPLATE.space(Workload.conv2d(**shape), B200).check(Config(config)) == []

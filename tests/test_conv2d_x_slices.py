@@ -95,7 +95,7 @@ def test_conv2d_mma_reads_a_slice(monkeypatch: pytest.MonkeyPatch, form: dict[st
 
 
 @every_form
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(5)
 def test_conv2d_cpu_reads_a_slice_as_the_reference_does(form: dict[str, Any]) -> None:
     workload = Workload.conv2d(**{**SHAPE, **form}, dtype="float32").replace(slice_of=12)
     template, device = load_template("conv2d_cpu"), open_device(CPU)

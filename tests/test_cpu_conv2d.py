@@ -248,6 +248,7 @@ MANY = [
 
 
 @pytest.mark.parametrize("target", [HOST, AVX2, NEON], ids=["host", "avx2", "128 bits"])
+@pytest.mark.mostly_long(3)
 def test_the_default_is_legal_everywhere(target):
     for shape in MANY:
         for layout in ("NHWC", "NCHW"):

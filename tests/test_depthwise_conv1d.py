@@ -360,6 +360,7 @@ def test_one_machine_code_serves_all_lengths(tmp_path: Any) -> None:
         assert len(codes) == 1
 
 
+@pytest.mark.long
 def test_pieces_of_a_sequence_give_the_bits_of_the_whole(device: CpuDevice) -> None:
     whole = depthwise_conv1d(n=1, c=20, t=40, taps=4, dtype="float16", epilogue=["silu"], final_state=True)
     arrays = example(whole)

@@ -17,7 +17,7 @@ from child_environment import child_environment
 ROOT = Path(__file__).resolve().parents[1]
 FILE = "tests/test_epilogue.py"
 TEST = f"{FILE}::test_arithmetic_is_exact_and_keeps_nan"
-DETECTORS = ["tests/test_dynamic_detector.py", "tests/test_detector_benchmark.py"]  # with two long tests and one
+DETECTORS = ["tests/test_dynamic_detector.py", "tests/test_detector_benchmark.py"]  # with three long tests and one
 LONG = "tests/test_cheating_kernels.py"  # five tests of cases, of which 38 are long
 
 CALLS = {

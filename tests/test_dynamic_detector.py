@@ -86,7 +86,7 @@ def test_a_batch_that_stays_does_not_count_twice() -> None:
     assert graph.bound(graph.program().outputs[0]).shape == (8, 15)
 
 
-@pytest.mark.parametrize("half", [0.0, 0.5])
+@pytest.mark.parametrize("half", [pytest.param(0.0, marks=pytest.mark.long(of="detectors")), 0.5])
 def test_a_range_of_floats_counts_by_integers_or_is_refused(half: float, tmp_path: Path) -> None:
     g = Structure(17, x=("h", "w"))
     rows = g.op("Cast", g.op("Squeeze", g.op("Slice", g.op("Shape", "x"), g.ints(0), g.ints(1)), g.ints(0)), to=FLOAT)

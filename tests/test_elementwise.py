@@ -266,7 +266,7 @@ def test_verification_finds_a_wrong_kernel(device: CpuDevice) -> None:
     "expression",
     ["silu(float32(a) * b)", "sigmoid(float32(a))", "c = exp(abs(float32(a))); b / c", "b * exp(-abs(float32(a)))"],
 )
-@pytest.mark.mostly_long(2)
+@pytest.mark.mostly_long(4)
 def test_a_result_that_underflows_in_float32_on_the_way_may_be_0(device: CpuDevice, expression: str) -> None:
     """exp(-x) is infinite in float32 from x = -88.8 on, where x / (1 + exp(-x)) is -2e-37."""
     shape: dict[str, Any] = dict(y=(24, 32), dtype="float32")

@@ -163,7 +163,8 @@ def nested() -> Any:
     return model
 
 
-@pytest.mark.parametrize("make", [results_of_all_kinds, pytest.param(nested, marks=pytest.mark.long)])
+@pytest.mark.long(of="networks")
+@pytest.mark.parametrize("make", [results_of_all_kinds, nested])
 def test_other_graphs_of_branches(make: Any, tmp_path: Path) -> None:
     model = make()
     with built(model, tmp_path) as net, schedsearch.load(tmp_path / "model.ssx") as loaded:

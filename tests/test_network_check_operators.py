@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_a_right_network_is_built_without_onnx_runtime(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from schedsearch.network_check import check, evaluators
 

@@ -142,6 +142,7 @@ def five(net: Net) -> None:
 
 
 @pytest.mark.parametrize("build", [pooled, doubled, repeated, narrow, inside, crossed, five])
+@pytest.mark.mostly_long(3)
 def test_what_cannot_lie_in_one_array_is_computed_as_well(build: Callable[[Net], None], tmp_path: Path) -> None:
     net = Net(1, 32, 6, 6)
     build(net)

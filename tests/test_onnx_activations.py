@@ -38,7 +38,7 @@ CASES: list[tuple[str, dict[str, float], Callable[[Array], Array]]] = [
 
 
 @pytest.mark.parametrize(("op", "attributes", "exact"), CASES, ids=[f"{op} {attributes}" for op, attributes, _ in CASES])
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(8)
 def test_all_magnitudes_agree_with_float64(
     op: str, attributes: dict[str, float], exact: Callable[[Array], Array], tmp_path: Path
 ) -> None:

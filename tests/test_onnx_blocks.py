@@ -105,6 +105,7 @@ def test_dilations_but_of_images_are_refused_as_onnxruntime_misreads_them(
     assert abs(wrong).max() > 0.1, "ONNX Runtime was mended: take them"
 
 
+@pytest.mark.long(of="networks")
 def test_a_network_that_adds_overlapping_blocks_is_that_of_the_model(tmp_path: Any) -> None:
     shape, image, block, given = CASES[3]
     path, x = net_of(shape, image, block, **given).save(tmp_path), normal(*shape)

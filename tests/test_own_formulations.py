@@ -413,6 +413,7 @@ def test_machine_code_is_launched_for_other_sizes() -> None:
         assert relaunched(artifact, made_from, other) is None
 
 
+@pytest.mark.long
 def test_a_call_with_other_sizes_builds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.arange(1000, dtype=np.float32)
     declared(db=tmp_path / "own.db").tune([(x, x.copy()), (x[:8], x[:8].copy())], trials=1, workers=1)

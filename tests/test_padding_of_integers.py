@@ -96,7 +96,7 @@ def test_padding_is_the_zero_point(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(("dtype", "zero"), [("int8", -128), ("uint8", 128)])
 @pytest.mark.parametrize("op", ["ConvInteger", "QLinearConv"])
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(4)
 def test_kernels_pad_with_the_zero_point(op: str, dtype: str, zero: int, tmp_path: Path) -> None:
     random, limits = np.random.default_rng(1), np.iinfo(dtype)
     x = random.integers(limits.min, limits.max + 1, (1, 4, 6, 6)).astype(dtype)
