@@ -80,7 +80,7 @@ def memory_bound(_: dict[str, Any]) -> str:
 
 
 def network_times(_: dict[str, Any]) -> str:
-    """The shortest of PyTorch's times beside ours, in a CUDA graph, wherever PyTorch was measured: the newest of each network."""
+    """PyTorch's shortest time beside ours, in a CUDA graph, wherever it was measured: the newest of each network."""
     rows: dict[str, tuple[object, ...]] = {}
 
     def add(what: str, card: str, ours: float, peers: Sequence[float]) -> None:
