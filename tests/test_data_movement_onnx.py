@@ -5,11 +5,11 @@ Cases of Pad with another mode than constant are refused by name, as there is no
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 import pytest
+from bandwidth_support import node_cases
 from conv2d_support import run_on_cpu as run
 from test_data_movement import defined, moved
 
@@ -23,24 +23,7 @@ MODULES = ("concat", "depthtospace", "pad", "slice", "spacetodepth", "transpose"
 CPU = DataMovementCpu()
 
 
-def cases() -> dict[str, Any]:
-    """The cases of these operators by name. Other modules of cases stay out: to build all of them takes ten seconds."""
-    from onnx.backend.test import loader
-
-    def some(package: Any) -> None:
-        for name in MODULES:
-            importlib.import_module(f"{package.__name__}.{name}")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "import_recursive", some)
-        return {
-            case.name: case
-            for case in loader.load_model_tests(kind="node")
-            if case.model.graph.node[0].op_type.lower() in MODULES
-        }
-
-
-CASES = cases()
+CASES = node_cases(*MODULES)
 COMPILED = {  # the others differ in numbers only
     "test_concat_3d_axis_1", "test_constant_pad_axes", "test_depthtospace_crd_mode_example", "test_slice_neg_steps",
     "test_spacetodepth_dcr_mode_example", "test_transpose_all_permutations_4",

@@ -14,7 +14,7 @@ import integer_model
 import numpy as np
 import onnx
 import pytest
-from onnx.backend.test.loader import load_model_tests
+from bandwidth_support import node_cases
 from onnx.reference import ReferenceEvaluator
 
 from schedsearch.constructors.convolutions import conv2d
@@ -261,11 +261,7 @@ INPUTS = {  # of ONNX's operators, in order
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of ONNX's other cases
 def test_node_cases_of_onnx() -> None:
-    cases = {
-        case.name: case
-        for case in load_model_tests(kind="node")
-        if case.name.startswith(("test_convinteger", "test_qlinearconv")) and case.model is not None
-    }
+    cases = node_cases("convinteger", "qlinearconv")
     assert set(cases) == {"test_convinteger_without_padding", "test_convinteger_with_padding", "test_qlinearconv"}
     for case in cases.values():
         (node,) = case.model.graph.node
