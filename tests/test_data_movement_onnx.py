@@ -85,3 +85,35 @@ def test_a_case_of_onnx(device: CpuDevice, name: str) -> None:
         source = CPU.kernel(workload, device.target, CPU.default(workload, device.target, space))
         found = run(device, source, given, {"y": (wanted.shape, wanted.dtype)})["y"]
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "step", "wanted"),
+    [
+        (-9, -9, -2, [0]),  # ONNX: the start is clamped to the first position when it runs backwards, and NumPy takes none
+        (-9, 0, -1, []),
+        (9, -9, -2, [4, 2, 0]),
+        (-1, -(2**63), -1, [4, 3, 2, 1, 0]),
+        (7, 2**31 - 1, 2, []),
+    ],
+)
+def test_a_slice_takes_the_positions_that_onnx_says(start: int, stop: int, step: int, wanted: list[int]) -> None:
+    pytest.importorskip("onnxscript")
+    import onnx_ir
+
+    from schedsearch.network.evaluate import evaluate
+    from schedsearch.network.lower import lower
+    from schedsearch.network.model import simplified
+
+    helper = onnx.helper
+    rows = {"starts": start, "ends": stop, "axes": 1, "steps": step}
+    constants = [onnx.numpy_helper.from_array(np.array([number]), name) for name, number in rows.items()]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Slice", ["x", *rows], ["y"])], "net", [info("x", 1, [2, 5])], [info("y", 1, [2, len(wanted)])],
+        constants,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = np.arange(10, dtype=np.float32).reshape(2, 5)
+    found = evaluate(lower(simplified(onnx_ir.from_proto(model), "net")), {"x": x})["y"]
+    np.testing.assert_array_equal(found, x[:, wanted])

@@ -51,11 +51,19 @@ def _slice(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
     axes = [axis % rank for axis in found["axes"]] or list(range(len(found["starts"])))
     begin, end, strides = [0] * rank, list(extents), [1] * rank
     for axis, start, stop, step in zip(axes, found["starts"], found["ends"], found["steps"] or [1] * len(axes)):
-        chosen = range(extents[axis])[slice(start, stop, step)]
-        begin[axis], strides[axis] = chosen.start, step
+        chosen = _chosen(extents[axis], start, stop, step)
+        begin[axis], strides[axis] = chosen.start, chosen.step
         end[axis] = chosen.stop if chosen.stop >= 0 else -extents[axis] - 1
     params = {"x": extents, "begin": begin, "end": end, "strides": strides, "dtype": dtype_of(x)}
     return _chain(node, "strided_slice", params, taken)
+
+
+def _chosen(extent: int, start: int, stop: int, step: int) -> range:
+    """The positions of a Slice along an axis. A start before the first position counts as the first one, also backwards,
+    where NumPy takes nothing."""
+    if step < 0 and start < -extent:
+        start = 0
+    return range(extent)[slice(start, stop, step)] or range(0)
 
 
 def _concat(node: ir.Node, taken: set[ir.Node]) -> Chain | str:
