@@ -137,42 +137,57 @@ class Store(Stored, Closing):
             if not done.rowcount:
                 raise UsageError(f"{self.name} has no run {run_id!r}")
 
-    @_repeatable
     def append(self, record: Record, run_so_far: JsonMapping | None = None) -> int:
-        """Adds a record and commits it. Appending the same record again (same content, stamps and run) adds nothing.
+        """Adds a record and commits it; see `append_all`. Returns the record's id."""
+        return self.append_all([record], run_so_far)[0]
+
+    @_repeatable
+    def append_all(self, records: Sequence[Record], run_so_far: JsonMapping | None = None) -> list[int]:
+        """Adds records in one transaction: all or, when it fails, none. A commit takes as long as the disk needs to have it,
+        whatever the number of records. Appending the same record again (same content, stamps and run) adds nothing.
 
         Args:
-            record: of any outcome. Its code is stored only when it is promoted. With an empty `source` it was measured here,
-                and this machine signs it.
-            run_so_far: what the record's run tells about itself while it goes on (JSON values). It becomes the summary of
-                the run in the same transaction, unless the run has ended.
+            records: of any outcome. Their code is stored only when they are promoted. One with an empty `source` was
+                measured here, and this machine signs it.
+            run_so_far: what the run of the last record tells about itself while it goes on (JSON values). It becomes the
+                summary of the run in the same transaction, unless the run has ended.
 
         Returns:
-            The record's id; ids grow in the order of appending.
+            The records' ids; ids grow in the order of appending.
 
         Raises:
-            ValueError: a number in the record is not finite.
+            ValueError: a number in a record is not finite.
         """
-        row = to_row(record)
-        row["signature"] = "" if record.source else sign_record(row["content_id"], record.artifact)
+        rows = [to_row(record) for record in records]
+        for record, row in zip(records, rows):
+            row["signature"] = "" if record.source else sign_record(row["content_id"], record.artifact)
+        workloads = {
+            row["workload_id"]: {"id": row["workload_id"], "op": record.workload.op, "json": row.pop("workload_json")}
+            for record, row in zip(records, rows)
+        }
+        toolchains = {row["toolchain_id"]: {"id": row["toolchain_id"], "json": row.pop("toolchain_json")} for row in rows}
+        if not rows:
+            return []
 
         def add(table: sa.Table) -> Any:
             return self._db.insert(table).on_conflict_do_nothing()
 
+        ids = []
         with self._db.write() as connection:
-            connection.execute(
-                add(schema.workload), {"id": row["workload_id"], "op": record.workload.op, "json": row.pop("workload_json")}
-            )
-            connection.execute(add(schema.toolchain), {"id": row["toolchain_id"], "json": row.pop("toolchain_json")})
-            record_id = connection.execute(add(schema.record).returning(schema.record.c.id), row).scalar()
-            if record_id is None:
-                known = sa.select(schema.record.c.id).where(schema.record.c.content_id == row["content_id"])
-                record_id = connection.execute(known).scalar_one()
+            connection.execute(add(schema.workload), list(workloads.values()))
+            connection.execute(add(schema.toolchain), list(toolchains.values()))
+            insert = add(schema.record).returning(schema.record.c.id)
+            for row in rows:
+                record_id = connection.execute(insert, row).scalar()
+                if record_id is None:
+                    known = sa.select(schema.record.c.id).where(schema.record.c.content_id == row["content_id"])
+                    record_id = connection.execute(known).scalar_one()
+                ids.append(int(record_id))
             if run_so_far is not None:
-                open_run = (schema.run.c.id == record.run, schema.run.c.finished_at.is_(None))
+                open_run = (schema.run.c.id == records[-1].run, schema.run.c.finished_at.is_(None))
                 summary = canonical_json(dict(run_so_far))
                 connection.execute(sa.update(schema.run).where(*open_run).values(summary=summary))
-        return int(record_id)
+        return ids
 
     @_repeatable
     def promote(

@@ -200,12 +200,12 @@ class MemoryStore:
         self.runs: dict[str, Any] = {}
         self.threads: set[int] = set()
 
-    def append(self, record: Record, run_so_far: dict[str, Any] | None = None) -> int:
+    def append_all(self, records: Sequence[Record], run_so_far: dict[str, Any] | None = None) -> list[int]:
         self.threads.add(threading.get_ident())
-        self.records.append(record)
+        self.records += records
         if run_so_far is not None:
-            self.runs[record.run] = run_so_far
-        return len(self.records) - 1
+            self.runs[records[-1].run] = run_so_far
+        return list(range(len(self.records) - len(records), len(self.records)))
 
     def promote(self, record_id: int, artifact: Artifact, *, if_faster: bool = False, raced: Sequence[Record] = ()) -> bool:
         record = self.records[record_id]

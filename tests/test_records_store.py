@@ -86,6 +86,37 @@ def test_another_connection_sees_an_appended_record_at_once(store: Store) -> Non
         assert other.history() == [record()]
 
 
+def test_records_are_appended_in_one_commit_and_again_they_add_nothing(store: Store) -> None:
+    known = store.append(record(number=1))
+    commits: list[object] = []
+    sa.event.listen(store.database._engine, "commit", commits.append)
+    several = [
+        record(number=0),
+        record(number=1),
+        record(number=2, outcome=Outcome.REJECTED),
+        record(number=3, workload=conv(k=128)),
+    ]
+    ids = store.append_all(several)
+    assert len(commits) == 1
+    assert [store.row(number).record() for number in ids] == several
+    assert ids[1] == known and sorted({*ids} - {known}) == [ids[0], *ids[2:]], "ids grow in the order of appending"
+    assert store.append_all(several) == ids and len(store.history()) == 4
+    assert store.append_all([]) == []
+
+
+def test_of_records_that_cannot_all_be_appended_none_is(store: Store) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        store.append_all([record(number=1), record(number=2, prediction=math.inf)])
+    with contextlib.closing(sqlite3.connect(store.path)) as other:
+        other.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON record WHEN new.batch = 77 BEGIN SELECT RAISE(FAIL, 'full'); END"
+        )
+        other.commit()
+    with pytest.raises(sa.exc.IntegrityError, match="full"):
+        store.append_all([record(number=1), record(number=2, batch=77)])
+    assert store.history() == []
+
+
 def planned(store: Store, read: Callable[[], object]) -> list[str]:
     """The steps of SQLite's plan for a query that concern table record."""
     statements: list[str] = []

@@ -92,8 +92,8 @@ class TestPipeline:
     def test_a_run_notes_its_shares_in_the_store_while_it_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(journal, "NOTE_EVERY_S", 0.0)
         world, noted = World(before=lambda config: time.sleep(0.02)), []
-        append = world.store.append
-        monkeypatch.setattr(world.store, "append", lambda record, so_far: noted.append(so_far) or append(record, so_far))
+        append_all = world.store.append_all
+        monkeypatch.setattr(world.store, "append_all", lambda new, so_far: noted.append(so_far) or append_all(new, so_far))
         summary = world.tune(trials=12)
         walls_s = [each["wall_s"] for each in noted]
         assert walls_s == sorted(walls_s) and walls_s[0] > 0 and walls_s[-1] <= summary.wall_s
@@ -105,11 +105,27 @@ class TestPipeline:
     def test_notes_about_a_run_are_a_second_apart(self) -> None:
         world = World()
         noted = []
-        append = world.store.append
-        world.store.append = lambda record, so_far: noted.append(so_far) or append(record, so_far)
+        append_all = world.store.append_all
+        world.store.append_all = lambda new, so_far: noted.append(so_far) or append_all(new, so_far)
         summary = world.tune(trials=30)
         assert noted[0] is not None, "the first outcome tells at once"
         assert sum(each is not None for each in noted) <= 1 + summary.wall_s
+
+    def test_the_device_gets_its_next_work_before_the_disk_has_the_outcomes(self) -> None:
+        begun: list[Config] = []
+        world = World(before=lambda config: begun.append(config))
+        append_all, ahead = world.store.append_all, []
+
+        def slow(new: Sequence[Record], so_far: Any) -> list[int]:
+            collected, until_s = len(world.store.records) + len(new), time.monotonic() + 0.2
+            while len(begun) < collected + 2 and time.monotonic() < until_s:
+                time.sleep(0.001)
+            ahead.append(len(begun) >= collected + 2)  # more than what it had before: the next one, which waited there
+            return append_all(new, so_far)
+
+        world.store.append_all = slow
+        world.tune(trials=20)
+        assert any(ahead), "it went on while outcomes were stored"
 
     def test_preparing_workloads_does_not_count_as_work_of_the_device(self) -> None:
         summary = World(preparation_s=0.5).tune(WORKLOAD, OTHER, trials=8)
@@ -299,7 +315,7 @@ class TestBest:
         def promoted_meanwhile(candidate: Candidate) -> float:
             mine = world.store.records[0]
             fast = replace(mine, config=theirs, measurement=replace(mine.measurement, times_ns=(90.0,) * 3))
-            number = world.store.append(fast)
+            (number,) = world.store.append_all([fast])
             world.store.promote(number, Artifact(theirs.json.encode(), LaunchPlan("cuda", "sm_90a", ())))
             return square_ns(candidate)
 

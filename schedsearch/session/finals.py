@@ -19,7 +19,7 @@ from schedsearch.errors import AwayError, DeviceError, OperatorError, Preparatio
 from schedsearch.measurement import Anchor, Measurement, Outcome, Record, Verdict
 from schedsearch.processes.requests import Candidate
 from schedsearch.session.builders import Builders, Token
-from schedsearch.session.journal import Entry, Journal
+from schedsearch.session.journal import Ended, Entry, Journal
 from schedsearch.session.lane import Lane
 from schedsearch.session.lanes import Lanes
 from schedsearch.session.options import OVERTIME, Options
@@ -184,8 +184,11 @@ class FinalRaces:
         passed: list[tuple[Finalist, Entry, Built]] = []
         anchor = _anchor(task, entrants, measurements)
         verdicts = task.judged([(finalist, measurement) for (finalist, _), measurement in zip(entrants, measurements)])
-        for (finalist, built), measurement, verdict in zip(entrants, measurements, verdicts):
-            entry = self._journal.keep(task, finalist.arm, finalist.config, measurement, None, anchor, verdict)
+        ended = [
+            Ended(task, finalist.arm, finalist.config, measurement, anchor=anchor, verdict=verdict)
+            for (finalist, _), measurement, verdict in zip(entrants, measurements, verdicts)
+        ]
+        for (finalist, built), measurement, entry in zip(entrants, measurements, self._journal.keep(ended)):
             task.seconds += measurement.run_s
             if measurement.time_ns is None:
                 if measurement.outcome is Outcome.WRONG_ANSWER:
@@ -215,7 +218,7 @@ class FinalRaces:
                     continue
                 owner, finalist = self._building.pop(token)
                 if isinstance(result, Measurement):
-                    self._journal.keep(owner, finalist.arm, finalist.config, result, None)
+                    self._journal.keep([Ended(owner, finalist.arm, finalist.config, result)])
                     if owner.race is None:  # otherwise it was built, and then there was no time for it to race
                         owner.disqualify(finalist)
                 else:

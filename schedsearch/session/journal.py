@@ -43,6 +43,25 @@ _REFERENCE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
+class Ended:
+    """An outcome.
+
+    Attributes:
+        proposal: None for an outcome of the final race.
+        anchor: the time of `TaskState.anchor` in the same race.
+        verdict: of that race.
+    """
+
+    task: TaskState
+    arm: Arm
+    config: Config
+    measurement: Measurement
+    proposal: Proposal | None = None
+    anchor: Anchor | None = None
+    verdict: Verdict = Verdict.NONE
+
+
+@dataclass(frozen=True)
 class Entry:
     """A record in the store, and its number there."""
 
@@ -168,42 +187,34 @@ class Journal:
 
     # Outcomes
 
-    def keep(
-        self,
-        task: TaskState,
-        arm: Arm,
-        config: Config,
-        measurement: Measurement,
-        proposal: Proposal | None,
-        anchor: Anchor | None = None,
-        verdict: Verdict = Verdict.NONE,
-    ) -> Entry:
-        """Stores an outcome. Without a proposal it is an outcome of the final race.
-
-        Args:
-            anchor: the time of `TaskState.anchor` in the same race.
-            verdict: of that race.
-        """
+    def keep(self, ended: Sequence[Ended]) -> list[Entry]:
+        """Stores outcomes, all in one transaction, which takes the disk as long as one of them."""
+        if not ended:
+            return []
         now = time.time()
-        record = Record(
+        records = [self._record(each, now) for each in ended]
+        return list(map(Entry, records, self._store.append_all(records, self._so_far())))
+
+    def _record(self, ended: Ended, now: float) -> Record:
+        task, template, proposal = ended.task, ended.arm.template, ended.proposal
+        return Record(
             workload=task.workload,
             target=task.kind,
-            template=arm.template.name,
-            template_version=arm.template.version,
-            config=config,
-            measurement=measurement,
+            template=template.name,
+            template_version=template.version,
+            config=ended.config,
+            measurement=ended.measurement,
             toolchain=self._toolchain,
             run=self._run,
             batch=proposal.batch if proposal else 0,
             prediction=proposal.prediction if proposal else None,
-            started_at=proposal.started_at if proposal else now - measurement.run_s,
+            started_at=proposal.started_at if proposal else now - ended.measurement.run_s,
             finished_at=now,
             final_race=proposal is None,
             model=proposal.model if proposal and proposal.prediction is not None else None,
-            anchor=anchor,
-            verdict=verdict,
+            anchor=ended.anchor,
+            verdict=ended.verdict,
         )
-        return Entry(record, self._store.append(record, self._so_far()))
 
     def _so_far(self) -> JsonObject | None:
         """What the run says about itself while it goes on; None if it did so a moment ago."""

@@ -33,7 +33,7 @@ from schedsearch.session.builders import Builders, Token
 from schedsearch.session.collaborators import BuilderLike, RunnerLike, StoreLike, TunerFactory
 from schedsearch.session.finals import FinalRaces
 from schedsearch.session.hints import SOURCE_RESULTS, Known, Results, WarmStart, combined, shipped_results, warm_start
-from schedsearch.session.journal import Journal
+from schedsearch.session.journal import Ended, Entry, Journal
 from schedsearch.session.lane import GivenUp, Lane, Measured
 from schedsearch.session.lanes import Lanes
 from schedsearch.session.observer import Observer
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from schedsearch.processes.builder import Built
 
 T = TypeVar("T")
+_Ended = tuple[Proposal, Measurement, "Built | None"]  # the third is None if it was not built
 
 FIRST_BATCH = 2  # on a CPU: candidates to build before the first is measured, so that a result comes soon
 _AWAY_POLL_S = 0.05  # between looks whether a device has come back
@@ -191,8 +192,11 @@ class Session:
                 if self._out_of_time():
                     return "time"
                 return "trials" if self._trials_left == 0 else "exhausted"
-            self._wait()
-        self._take_outcomes(self._lanes.finish())
+            ended = self._wait()
+            if ended and self._spent and not (self._alternate or stop.requested or self._out_of_time()):
+                self._feed_devices()  # before the outcomes are on the disk, which may take as long as a trial
+            self._keep(ended)
+        self._keep(self._ended(self._lanes.finish()))
         return "interrupted"
 
     def _drop_the_late(self) -> None:
@@ -209,7 +213,7 @@ class Session:
 
     def _leave(self) -> None:
         """The time is over for good: what has no result by now gets none."""
-        self._take_outcomes(self._lanes.finish())
+        self._keep(self._ended(self._lanes.finish()))
         self._builder.withdraw(set(self._building))
         self._building.clear()
         self._references.clear()
@@ -334,7 +338,7 @@ class Session:
         self._lanes.feed(waiting, self._building.values(), begins, hold=hold)
         self._tell_notices()
 
-    def _wait(self) -> None:
+    def _wait(self) -> list[_Ended]:
         """Sleeps until a proposal, a build or a measurement is done, and collects finished builds and measurements."""
         starving = self._asked and len(self._building) < self._options.queue_depth // 2
         others: list[Future[Any]] = [*self._lanes.futures, *(each for each, _, _ in self._thinking)]
@@ -345,17 +349,16 @@ class Session:
                 done = []
                 wait(others, timeout=0.5, return_when=FIRST_COMPLETED) if others else time.sleep(_AWAY_POLL_S)
         self._journal.tell_reference(self._lanes.reference_s)
-        for token, result in done:
-            self._on_build(self._building.pop(token), result)
-        self._take_outcomes(self._lanes.collect())
+        unbuilt = [failed for token, result in done if (failed := self._on_build(self._building.pop(token), result))]
+        return unbuilt + self._ended(self._lanes.collect())
 
     def _wait_for_devices(self) -> None:
         """Nothing is left but failures of which nobody knows yet whether a device is to blame."""
         if futures := self._lanes.futures:
             wait(futures, timeout=0.5, return_when=FIRST_COMPLETED)
-            self._take_outcomes(self._lanes.collect())
+            self._keep(self._ended(self._lanes.collect()))
         else:
-            self._take_outcomes(self._lanes.acquit_all())
+            self._keep(self._ended(self._lanes.acquit_all()))
 
     def _poll_builder(self, timeout_s: float) -> list[tuple[Token, Built | Measurement]]:
         """The candidates that builders have finished. References go to the runner, which compiles those that failed again
@@ -369,34 +372,35 @@ class Session:
                 done.append((token, result))
         return done
 
-    def _on_build(self, proposal: Proposal, result: Built | Measurement) -> None:
+    def _on_build(self, proposal: Proposal, result: Built | Measurement) -> _Ended | None:
+        """Passes a candidate on to the devices, unless that was its end."""
         if proposal.task.error is not None:
-            return
+            return None
         if isinstance(result, Measurement):
-            self._on_outcome(proposal, result, None)
-            return
+            return proposal, result, None
         proposal.task.built(result)
         known = proposal.task.by_code
         if result.canonical_hash not in known:
             known[result.canonical_hash] = proposal
             self._lanes.add(proposal, result)
-            return
+            return None
         twin = known[result.canonical_hash]
         if isinstance(twin, Proposal):
             twin.twins.append(proposal)
         else:
             self._on_duplicate(proposal, twin)
+        return None
 
-    def _take_outcomes(self, found: Sequence[Measured | GivenUp]) -> None:
+    def _ended(self, found: Sequence[Measured | GivenUp]) -> list[_Ended]:
+        """The outcomes among what the devices answered. Gives up the tasks of which nothing can be measured."""
+        ended: list[_Ended] = []
         for each in found:
             if isinstance(each, GivenUp):
                 self._give_up(each.task, each.error)
-                continue
-            proposal, measurement = each.proposal, each.measurement
-            proposal.task.by_code[each.built.canonical_hash] = measurement.time_ns
-            self._on_outcome(proposal, measurement, each.built)
-            for twin in proposal.twins:
-                self._on_duplicate(twin, measurement.time_ns)
+            else:
+                each.proposal.task.by_code[each.built.canonical_hash] = each.measurement.time_ns
+                ended.append((each.proposal, each.measurement, each.built))
+        return ended
 
     def _tell_notices(self) -> None:
         while self._lanes.notices:
@@ -405,9 +409,16 @@ class Session:
 
     # Outcomes
 
-    def _on_outcome(self, proposal: Proposal, measurement: Measurement, built: Built | None) -> None:
+    def _keep(self, ended: Sequence[_Ended]) -> None:
+        """Stores outcomes, all at once, and then draws the consequences of each."""
+        kept = self._journal.keep([Ended(one.task, one.arm, one.config, measured, one) for one, measured, _ in ended])
+        for (proposal, measurement, built), entry in zip(ended, kept):
+            self._on_outcome(proposal, measurement, built, entry)
+            for twin in proposal.twins:
+                self._on_duplicate(twin, measurement.time_ns)
+
+    def _on_outcome(self, proposal: Proposal, measurement: Measurement, built: Built | None, entry: Entry) -> None:
         task, arm, time_ns = proposal.task, proposal.arm, measurement.time_ns
-        entry = self._journal.keep(task, arm, proposal.config, measurement, proposal)
         task.done(proposal, measurement, built, self._options.race_size)
         self._journal.tell_trial(task, arm, proposal.config, measurement)
         if time_ns is not None and built is not None and task.beats_stored_best(time_ns):
