@@ -201,3 +201,11 @@ def test_products_of_attention_have_no_softcap() -> None:
     np.testing.assert_allclose(products, wanted, rtol=1e-5, atol=1e-5)
     shares = np.exp(0.5 * np.tanh(wanted / 0.5))
     np.testing.assert_allclose(y, shares / shares.sum(-1, keepdims=True) @ v, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"])
+def test_ignored_items_do_not_count_in_the_mean_of_a_loss(op: str) -> None:
+    x = normal(3, 4)
+    (got,) = results(op, 13, [x, np.array([2, -1, 0])], ignore_index=-1)
+    logarithms = x if op[0] == "N" else x - np.log(np.exp(x).sum(1, keepdims=True))
+    np.testing.assert_allclose(got, -(logarithms[0, 2] + logarithms[2, 0]) / 2, rtol=1e-5)

@@ -45,6 +45,7 @@ _OPERATORS = {
     "QLinearGlobalAveragePool": _Contributed("GlobalAveragePool", 1),
     "QLinearSoftmax": _Contributed("Softmax", 1, ("axis",)),
 }
+_ONE_AXIS = 13  # the opset from which a Softmax is over one axis; before, it is over all from there on
 _WEIGHT_AXES = 3  # of an LSTM's weights
 _LSTM_INPUTS = 8
 _RENAMED = ("QuantizeLinear", "DequantizeLinear")  # of 8 bits they are as ONNX's
@@ -63,6 +64,11 @@ def rewrite_contributed(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.domain != DOMAIN or node.op_type not in TAKEN or node.attributes.get_int("channels_last", 0):
             continue
+        if node.op_type == "QLinearSoftmax" and node.attributes.get_int("axis", -1) != -1:  # the last one is the same in all
+            is_one = node.attributes.get_int("opset", _ONE_AXIS) >= _ONE_AXIS
+            if is_one and model.opset_imports.get("", _ONE_AXIS) < _ONE_AXIS:
+                continue  # as no Softmax of this model's opset
+            node = node if is_one else _of_rows(model, node)
         if node.op_type in _RENAMED:
             node.domain = ""
         elif node.op_type == "DynamicQuantizeLSTM":
@@ -76,6 +82,23 @@ def rewrite_contributed(model: ir.Model) -> None:
             kind = _OPERATORS[node.op_type]
             arrays = [node.inputs[3 * place : 3 * place + 3] for place in range(kind.inputs)]
             _between(model, node, kind, arrays, node.inputs[3 * kind.inputs : 3 * kind.inputs + 2])
+
+
+def _of_rows(model: ir.Model, node: ir.Node) -> ir.Node:
+    """Puts a QLinearSoftmax of rows in the place of one over all axes from one on, and returns it."""
+    import onnx_ir as ir
+
+    (x, *linear), y = node.inputs, node.outputs[0]
+    assert x is not None
+    flat, rows = (ir.Value(name=f"{y.name}.{word}", type=x.type) for word in ("flat", "rows"))
+    shape, made = ir.Value(name=f"{y.name}.shape"), ir.Value(name=f"{y.name}.shaped", type=y.type, shape=y.shape)
+    axis = ir.AttrInt64("axis", node.attributes.get_int("axis", -1))
+    softmax = ir.Node(DOMAIN, "QLinearSoftmax", [flat, *linear], [ir.AttrInt64("axis", 1)], outputs=[rows], name=node.name)
+    before = [ir.Node("", "Flatten", [x], [axis], outputs=[flat], name=node.name)]
+    before.append(ir.Node("", "Shape", [x], outputs=[shape], name=node.name))
+    behind = ir.Node("", "Reshape", [rows, shape], outputs=[made], name=node.name)
+    replace(model, node, [*before, softmax, behind])
+    return softmax
 
 
 _Inputs = Sequence["ir.Value | None"]

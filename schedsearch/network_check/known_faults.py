@@ -9,6 +9,7 @@ what is wrong there is left out of the comparison.
 | ONNX Runtime | 1.31, 1.32 | with optimisation, a MatMul of a weight after DequantizeLinear of opset 21 is half a percent off | optimisation is off |
 | ONNX Runtime | 1.31, 1.32 | a NaN in a window of MaxPool survives only as its last element | NaN is not compared after MaxPool |
 | ONNX Runtime | 1.31, 1.32 | a NaN under ReduceMax or ReduceMin survives only as the first number | the result is made NaN where there is one, also in bodies of loops and branches, from opset 15 |
+| ONNX Runtime | 1.31, 1.32 | QLinearSoftmax rounds 1 / scale of its result down to an integer: with a scale of 0.0173 results are 1.4 % too small | a Softmax between DequantizeLinear and QuantizeLinear |
 | onnx | 1.23 | BatchNormalization of opsets 7 to 13 mixes the input's own mean and variance into those that are given (`BatchNormalization_6` and `_9` of onnx.reference take it for one in training) | `own_operators` has one after ONNX's definition |
 | onnx | 1.23 | a Loop without a condition takes no turn | it gets a condition that is true |
 | onnx | 1.23 | LSTM, GRU and RNN ignore sequence_lens, activations, clip, input_forget | `own_recurrences` has them after ONNX's definition |
@@ -21,6 +22,8 @@ what is wrong there is left out of the comparison.
 | onnx | 1.23 | LpNormalization with p = 1 sums values with their signs (`findings/onnx_evaluator_lp_normalization.sh`) | `own_operators` has one after ONNX's definition |
 | onnx | 1.23 | ReduceLogSumExp of minus infinity throughout is NaN (`findings/onnx_evaluator_log_sum_exp.sh`) | `own_operators` has one that gives minus infinity |
 | onnx | 1.23 | the products that Attention gives with qk_matmul_output_mode 0 are those behind the softcap (`findings/onnx_evaluator_attention_products.sh`) | `own_operators` computes them without it |
+| onnx | 1.23 | NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss without weights count ignored items in the mean if ignore_index is -1 | `own_operators` gives them weights of 1 |
+| onnx | 1.23 | a cubic GridSample moves places outside of the image to its border, where ONNX Runtime and PyTorch move the pixels around them | `own_operators` moves the pixels |
 | onnx | 1.23 | a cubic Resize by pytorch_half_pixel to one pixel takes that at -0.5 in place of 0 (`findings/onnx_evaluator_resize_to_one_pixel.sh`) | `own_operators` takes the first pixel |
 """  # noqa: E501  (a table)
 
@@ -35,6 +38,7 @@ _WHOLE = frozenset(
     {TensorProto.INT8, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.UINT32, TensorProto.UINT64}
 )
 _CAST_LIKE = 15  # the opset that has it
+_ONE_AXIS = 13  # the opset from which the axis of a softmax is one
 
 LOSES_NAN = frozenset({"MaxPool", "GlobalMaxPool", "LpPool"})
 
@@ -46,6 +50,8 @@ def replacement(node: NodeProto, kind: int, opset: int) -> list[NodeProto]:
         kind: ONNX's number of the dtype of the result.
         opset: of the model.
     """
+    if node.domain == "com.microsoft" and node.op_type == "QLinearSoftmax":
+        return _quantised_softmax(node, opset)
     if node.domain not in ("", "ai.onnx"):
         return [node]
     if opset >= _CAST_LIKE:
@@ -64,6 +70,24 @@ def replacement(node: NodeProto, kind: int, opset: int) -> list[NodeProto]:
         scaled = [_constant(alpha, f"{y}/alpha"), helper.make_node("Mul", [x, f"{y}/alpha"], [f"{y}/ax"])]
         return [*scaled, *_sigmoid(f"{y}/ax", f"{y}/gate"), helper.make_node("Mul", [x, f"{y}/gate"], [y])]
     return [node]
+
+
+def _quantised_softmax(node: NodeProto, opset: int) -> list[NodeProto]:
+    """As ONNX Runtime documents it; before opset 13, which an attribute says, of all axes from one on."""
+    given = {each.name: each.i for each in node.attribute}
+    axis, y, (x, *linear) = given.get("axis", -1), node.output[0], node.input
+    is_one = given.get("opset", _ONE_AXIS) >= _ONE_AXIS or axis == -1
+    if given.get("channels_last", 0) or (is_one and axis != -1 and opset < _ONE_AXIS):
+        return [node]
+    nodes = [helper.make_node("DequantizeLinear", [x, *linear[:2]], [f"{y}/x"])]
+    if is_one:
+        nodes.append(helper.make_node("Softmax", [f"{y}/x"], [f"{y}/softmax"], axis=axis))
+    else:
+        nodes.append(helper.make_node("Flatten", [f"{y}/x"], [f"{y}/rows"], axis=axis))
+        nodes.append(helper.make_node("Softmax", [f"{y}/rows"], [f"{y}/row"], axis=1))
+        nodes.append(helper.make_node("Shape", [x], [f"{y}/shape"]))
+        nodes.append(helper.make_node("Reshape", [f"{y}/row", f"{y}/shape"], [f"{y}/softmax"]))
+    return [*nodes, helper.make_node("QuantizeLinear", [f"{y}/softmax", *linear[2:]], [y])]
 
 
 def _with_own_bodies(node: NodeProto) -> NodeProto:

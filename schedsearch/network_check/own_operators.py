@@ -11,8 +11,10 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_attention import Attention_24, Attention_25
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as _OfOneGroup
 from onnx.reference.ops.op_grid_sample import GridSample as _ClampedFirst
+from onnx.reference.ops.op_negative_log_likelihood_loss import NegativeLogLikelihoodLoss as _OfLikelihoods
 from onnx.reference.ops.op_random_uniform_like import RandomUniformLike as _OfArrays
 from onnx.reference.ops.op_resize import Resize as _OfCentres
+from onnx.reference.ops.op_softmax_cross_entropy_loss import SoftmaxCrossEntropyLoss as _OfScores
 
 from schedsearch.network_check import own_old_softmaxes
 from schedsearch.network_check.own_pools import AveragePool, GlobalMaxPool, LpPool, MaxPool
@@ -53,6 +55,30 @@ class GridSample(_ClampedFirst):  # type: ignore[misc]
         if self._moves_pixels_only and not isinstance(place, int):
             return place
         return super()._clamp(place, low, high)
+
+
+class NegativeLogLikelihoodLoss(_OfLikelihoods):  # type: ignore[misc]
+    """Onnx's own counts ignored items in the mean if ignore_index is -1 and there are no weights."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, target: Array, weight: Array | None = None, **given: Any) -> tuple[Array]:
+        found: tuple[Array] = super()._run(x, target, _ones(x) if weight is None else weight, **given)
+        return found
+
+
+class SoftmaxCrossEntropyLoss(_OfScores):  # type: ignore[misc]
+    """As NegativeLogLikelihoodLoss."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, target: Array, weight: Array | None = None, **given: Any) -> tuple[Array, ...]:
+        found: tuple[Array, ...] = super()._run(x, target, _ones(x) if weight is None else weight, **given)
+        return found
+
+
+def _ones(scores: Array) -> Array:
+    return np.ones(scores.shape[1], scores.dtype)
 
 
 class Resize(_OfCentres):  # type: ignore[misc]
@@ -220,6 +246,8 @@ def _attention(of_onnx: type[OpRun]) -> type[OpRun]:
 _ALWAYS: Sequence[type[OpRun]] = (
     RandomUniformLike,
     GridSample,
+    NegativeLogLikelihoodLoss,
+    SoftmaxCrossEntropyLoss,
     LRN,
     LSTM,
     GRU,
