@@ -6,6 +6,8 @@ import gzip
 import json
 import math
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,23 @@ def recorded(path: Path) -> tuple[ConfigSpace, dict[Config, float | None]]:
         return keys[np.minimum(found, len(keys) - 1)] == plain.keys(rows)
 
     return ConfigSpace(knobs, [Constraint("the configuration was recorded", is_recorded)]), times
+
+
+def test_a_loaded_tuner_imports_nothing_between_trials() -> None:
+    code = """
+import sys
+from schedsearch.space import ConfigSpace, Knob
+from schedsearch.tuner import load_tuner, make_tuner
+assert "xgboost" not in sys.modules
+load_tuner("xgb")
+known = set(sys.modules)
+tuner = make_tuner("xgb", ConfigSpace([Knob("a", tuple(range(40))), Knob("b", tuple(range(40)))]), seed=0)
+for _ in range(30):
+    tuner.tell([(config, 1.0 + config["a"] * config["b"]) for config in tuner.ask(tuner.batch)])
+print(sorted(name for name in set(sys.modules) - known if name.startswith(("xgboost", "scipy", "schedsearch"))))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("name", ["gemm_RTX_3090", "convolution_MI250X"])

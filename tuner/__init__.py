@@ -25,7 +25,7 @@ TUNERS = {
     "grid": "schedsearch.tuner.grid:GridTuner",
 }
 
-__all__ = ["TUNERS", "make_tuner", "require_tuner"]
+__all__ = ["TUNERS", "load_tuner", "make_tuner", "require_tuner"]
 
 
 def make_tuner(
@@ -43,11 +43,23 @@ def make_tuner(
         UsageError: no tuner has this name.
         ConfigError: the default is illegal in the space.
     """
+    return _class_of(name)(space, seed=seed, default=default, exclude=exclude, hints=hints)
+
+
+def load_tuner(name: str) -> None:
+    """Imports all that the tuner with this name ever uses, which may take a second. Otherwise it does so when it needs it.
+
+    Raises:
+        UsageError: no tuner has this name.
+    """
+    _class_of(name).load()
+
+
+def _class_of(name: str) -> type[Tuner]:
     require_tuner(name)
     module, _, cls = TUNERS[name].partition(":")
-    make = getattr(importlib.import_module(module), cls)
-    tuner: Tuner = make(space, seed=seed, default=default, exclude=exclude, hints=hints)
-    return tuner
+    found: type[Tuner] = getattr(importlib.import_module(module), cls)
+    return found
 
 
 def require_tuner(name: str) -> None:

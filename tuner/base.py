@@ -88,6 +88,10 @@ class Tuner(ABC):
 
     # ---- for callers
 
+    @classmethod  # noqa: B027 (optional hook)
+    def load(cls) -> None:
+        """Imports what instances would import later; making one needs no call."""
+
     def ask(self, n: int) -> list[Config]:
         """Up to n new configurations to measure: fewer only if the space has no more, [] if `finished`."""
         if n <= 0 or self._finished:

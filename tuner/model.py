@@ -51,6 +51,11 @@ class XgbCostModel(CostModel):
         self._rounds = ROUNDS_WITHOUT_HOLD_OUT
         self._rounds_chosen_at = 0  # number of results at that time
 
+    @staticmethod
+    def load() -> None:
+        """Imports XGBoost ahead of the first `fit`."""
+        import xgboost  # noqa: F401
+
     def fit(self, X: NDArray[np.float32], y: NDArray[np.float64]) -> bool:
         labels = relevance(y)
         if np.count_nonzero(~np.isnan(y)) < MIN_RESULTS or len(np.unique(labels)) < 2:

@@ -66,6 +66,10 @@ class XgbTuner(Tuner):
         self._batches = 0  # number of batches that a model proposed so far
         self._blas = ThreadpoolController()  # with matrices this small, further threads only burn time
 
+    @classmethod
+    def load(cls) -> None:
+        XgbCostModel.load()
+
     @property
     def batch(self) -> int:  # type: ignore[override]
         return int(np.clip(len(self._results) // RESULTS_PER_PROPOSAL, BATCH, MAX_BATCH))

@@ -27,6 +27,7 @@ from schedsearch.session.summary import RunSummary
 from schedsearch.target import Target
 from schedsearch.task import Task, range_tasks
 from schedsearch.template import Template, TemplateSet, load_template, load_templates
+from schedsearch.tuner import load_tuner
 from schedsearch.workload import Workload, WorkloadRange
 
 if TYPE_CHECKING:
@@ -212,10 +213,16 @@ def _run(
         builder, compilers = builders[device.key], sum(each.workers for each in builders.values())
         # On a CPU target start only the workers of the first batch: a worker that imports the compiler disturbs the timing.
         first = builder.workers if device.kind == "cuda" else min(FIRST_BATCH, builder.workers)
+
+        def get_ready() -> None:
+            builder.warm_up(min(first, len(plans) * (trials or first)))
+            if device.kind == "cuda":  # it takes a second to open
+                _think_ahead(plans, options.tuner)
+
         runners, waited_s = place.runners(
             stack, wait=wait_for_device, on_wait=on_wait, deadline=NEVER if options.patient else deadline,
             mode=mode, timeout_s=run_timeout_s, reference_timeout_s=reference_timeout_s,
-            meanwhile=lambda: builder.warm_up(min(first, len(plans) * (trials or first))),
+            meanwhile=get_ready,
         )  # fmt: skip
         options = replace(options, queue_depth=queue_depth(compilers, len(devices)), tuner_thread=True)
         try:
@@ -236,6 +243,13 @@ def _run(
         finally:
             with StopSignal():  # a signal that comes now must not disturb the closing of store and processes
                 stack.close()
+
+
+def _think_ahead(plans: Sequence[TaskPlan], tuner: str) -> None:
+    """Does what a run would do once while its devices wait: imports the tuner, and counts the spaces for its observers."""
+    load_tuner(tuner)
+    for arm in (arm for plan in plans for arm in plan.arms):
+        _ = arm.space.size  # which keeps it
 
 
 def _check_kinds(plans: Sequence[TaskPlan], place: Place) -> None:
