@@ -27,7 +27,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,7 +139,13 @@ def sign(kind: Kind, text: str) -> str:
     Raises:
         DatabaseError: the state folder cannot be written, or others could use it (`state`).
     """
-    return _hmac(state.key(create=True), _separated(kind, text))
+    return sign_all(kind, [text])[0]
+
+
+def sign_all(kind: Kind, texts: Sequence[str]) -> list[str]:
+    """This machine's signatures of several texts, with one look at its key; see `sign`."""
+    key = state.key(create=True) if texts else b""
+    return [_hmac(key, _separated(kind, text)) for text in texts]
 
 
 def is_ours(kind: Kind, text: str, signature: str | None) -> bool:

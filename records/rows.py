@@ -7,6 +7,7 @@ JSON: a float that is not finite is written as the text "inf".
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable
@@ -161,7 +162,12 @@ _RESOURCES = [column for _, column in _names("measurement", "resources")]
 
 def sign_record(content_id: str, artifact_sha256: str | None) -> str:
     """This machine's signature of a record that it measured, and of the code that was kept for it."""
-    return claims.sign(claims.Kind.RECORD, claims.record_text(content_id, artifact_sha256))
+    return sign_records([(content_id, artifact_sha256)])[0]
+
+
+def sign_records(measured: Iterable[tuple[str, str | None]]) -> list[str]:
+    """The same for several records."""
+    return claims.sign_all(claims.Kind.RECORD, list(itertools.starmap(claims.record_text, measured)))
 
 
 def is_own_record(row: JsonMapping) -> bool:

@@ -33,6 +33,12 @@ class RefusedStateError(DatabaseError):
 def state_dir() -> Path:
     if folder := os.environ.get(STATE_DIR_VARIABLE):
         return Path(folder)
+    return _usual_dir(*(os.environ.get(name) for name in ("XDG_STATE_HOME", "HOME")))
+
+
+@functools.cache
+def _usual_dir(*decides: str | None) -> Path:
+    """For these values of what decides about it: a run asks several times for each of its records."""
     import platformdirs
 
     return Path(platformdirs.user_state_dir("schedsearch", appauthor=False))
@@ -61,8 +67,9 @@ def objection() -> str | None:
 
 def check() -> None:
     """Raises RefusedStateError if somebody else may write to the folder or to those in it."""
+    base = state_dir()
     for name in _FOLDERS:
-        folder = state_dir() / name
+        folder = base / name
         try:
             found = folder.stat()
         except FileNotFoundError:
@@ -70,7 +77,7 @@ def check() -> None:
         except OSError as error:
             raise unusable(folder, error) from error
         if (reason := _written_by_others(found)) is not None:
-            remedy = f"chmod -R go-w {state_dir()} if what it holds is yours, else " if _is_mine(found) else ""
+            remedy = f"chmod -R go-w {base} if what it holds is yours, else " if _is_mine(found) else ""
             raise RefusedStateError(
                 f"the state folder {folder} is not used: {reason}, so that others could vouch for code that you "
                 f"run; {remedy}set {STATE_DIR_VARIABLE} to another folder"

@@ -29,7 +29,7 @@ from schedsearch.profiling.profile import Profile
 from schedsearch.records import claims, dbfile, queries, schema
 from schedsearch.records.database import Database
 from schedsearch.records.location import server_url
-from schedsearch.records.rows import sign_record, to_row
+from schedsearch.records.rows import sign_records, to_row
 from schedsearch.records.sqlite import SqliteDatabase
 from schedsearch.records.stored import Stored
 from schedsearch.records.writes import (
@@ -159,8 +159,12 @@ class Store(Stored, Closing):
             ValueError: a number in a record is not finite.
         """
         rows = [to_row(record) for record in records]
-        for record, row in zip(records, rows):
-            row["signature"] = "" if record.source else sign_record(row["content_id"], record.artifact)
+        own = [(record, row) for record, row in zip(records, rows) if not record.source]
+        signatures = sign_records((row["content_id"], record.artifact) for record, row in own)
+        for row in rows:
+            row["signature"] = ""
+        for (_, row), signature in zip(own, signatures):
+            row["signature"] = signature
         workloads = {
             row["workload_id"]: {"id": row["workload_id"], "op": record.workload.op, "json": row.pop("workload_json")}
             for record, row in zip(records, rows)

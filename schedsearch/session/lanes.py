@@ -123,22 +123,25 @@ class Lanes:
     def _of_kind(lanes: Iterable[Lane], kind: str) -> list[Lane]:
         return [lane for lane in lanes if lane.kind == kind]
 
-    def room(self, task: TaskState, depth: int) -> int:
-        """How many more candidates of a task may be under way if `depth` of all may be. Every lane has its share of them."""
+    def room(self, tasks: Iterable[TaskState], depth: int) -> dict[TaskState, int]:
+        """How many more candidates of each task may be under way if `depth` of all may be. Every lane has its share of
+        them. Tasks for which there is none are left out."""
         lanes = self.working
         if len(lanes) < 2:
-            return depth
-        mine = self.home_of(task) if task in self._homes else self._of_kind(lanes, task.kind)
-        load = min(map(self._load, mine), default=math.inf)
-        if load == math.inf:
-            return 0
-        return int(depth / len(lanes) - load)
-
-    def _load(self, lane: Lane) -> float:
-        shares = (
-            (sum(arm.pending for arm in task.arms), len(homes)) for task, homes in self._homes.items() if lane in homes
-        )
-        return sum(pending / count for pending, count in shares)
+            return dict.fromkeys(tasks, depth) if depth >= 1 else {}
+        loads = dict.fromkeys(lanes, 0.0)
+        for task, homes in self._homes.items():
+            pending = sum(arm.pending for arm in task.arms)
+            for lane in homes:
+                if lane in loads:
+                    loads[lane] += pending / len(homes)
+        found = {}
+        for task in tasks:
+            mine = self.home_of(task) if task in self._homes else self._of_kind(lanes, task.kind)
+            room = depth / len(lanes) - min((loads[lane] for lane in mine), default=math.inf)
+            if room >= 1:
+                found[task] = int(room)
+        return found
 
     # ---- giving work to the devices
 

@@ -231,7 +231,7 @@ class Session:
             return
         depth = self._options.queue_depth
         while not self._out_of_time():  # it may end while a tuner thinks
-            open_ = {task: room for task in self._tasks if (room := self._lanes.room(task, depth)) >= 1}
+            open_ = self._lanes.room(self._tasks, depth)
             chosen = choose_arm(list(open_), self._warm_trials) if self._room() > 0 else None
             if chosen is None:
                 return

@@ -6,7 +6,9 @@ The device's thread reads `TaskState.best_ns`, a single attribute.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -65,6 +67,11 @@ class Finalist:
     config: Config
     time_ns: float
     built: Built | None
+
+    @functools.cached_property
+    def place(self) -> tuple[float, str, str]:
+        """Sorts the fastest first, and equal ones so that it does not depend on what was tried first which of them race."""
+        return self.time_ns, self.arm.template.name, self.config.json
 
     def is_of(self, record: Record | None) -> bool:
         """Whether a record has exactly this configuration."""
@@ -294,12 +301,7 @@ class TaskState:
         self.race = RaceResult.of(raced)
 
     def _ranked(self) -> list[Finalist]:
-        """The fastest first, equal ones in a fixed order: which of them race must not depend on what was tried first."""
-
-        def place(finalist: Finalist) -> tuple[float, str, str]:
-            return finalist.time_ns, finalist.arm.template.name, finalist.config.json
-
-        return sorted(self.finalists.values(), key=place)
+        return sorted(self.finalists.values(), key=operator.attrgetter("place"))
 
     @property
     def _problem(self) -> str:
