@@ -23,7 +23,7 @@ from schedsearch.launch import Artifact, Grid, LaunchPlan, Pointer, Step
 from schedsearch.measure.run_worker import Failed, Ran, Ready
 from schedsearch.measurement import Outcome
 from schedsearch.processes.channel import ChildEnd, ForeignBytesError, ParentEnd
-from schedsearch.processes.process import ChildDiedError, ChildProcess
+from schedsearch.processes.process import ChildDiedError, ChildProcess, wait_for
 
 PLAN = LaunchPlan("cpu", "native", (Step("kernel", (Pointer("x"),), Grid(1), 1),), {"scratch": 8})
 
@@ -158,6 +158,37 @@ def test_a_large_request_does_not_wait_for_its_reader() -> None:
         assert child.receive(60) == 20 << 20
     finally:
         child.kill()
+
+
+def echo(conn, *_):  # type: ignore[no-untyped-def]
+    while True:
+        conn.send(conn.recv())
+
+
+def end_at_once(conn, *_):  # type: ignore[no-untyped-def]
+    conn.recv()
+
+
+def test_children_that_answered_or_ended_are_told_from_the_others() -> None:
+    silent, answers, ends = children = [
+        ChildProcess(f"test_measure_channel:{name}") for name in ("echo", "echo", "end_at_once")
+    ]
+    try:
+        assert wait_for(children, 0.0) == []
+        answers.send("hello")
+        ends.send("end")
+        found: set[ChildProcess] = set()
+        until_s = time.monotonic() + 30
+        while found != {answers, ends} and time.monotonic() < until_s:
+            found |= set(wait_for(children, 0.5))
+        assert found == {answers, ends}
+        assert answers.take() == (2, "hello") and silent.take() is None
+        with pytest.raises(ChildDiedError, match="status 0"):
+            ends.take()
+        assert answers not in wait_for(children, 0.0), "it has nothing more to say"
+    finally:
+        for child in children:
+            child.kill()
 
 
 def test_a_forked_copy_of_a_child_does_not_answer() -> None:

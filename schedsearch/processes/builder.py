@@ -253,9 +253,11 @@ class Builder(Submitting, Closing):
 
     def _collect(self) -> None:
         """Takes all messages that are there."""
-        for worker in list(self._pool):
+        worker_of = {worker.process: worker for worker in self._pool}
+        for process in wait_for(list(worker_of), 0.0):
+            worker = worker_of[process]
             try:
-                while worker in self._pool and (taken := worker.process.take()) is not None:
+                while worker in self._pool and (taken := process.take()) is not None:
                     self._take(worker, *taken)
             except ChildDiedError as error:
                 self._lose(worker, error)

@@ -211,17 +211,23 @@ class ChildProcess:
             _KEEPER.release()
 
 
-def wait_for(children: Sequence[ChildProcess], timeout_s: float | None) -> None:
-    """Waits until one of the children may have something to `take` or has ended, but at most `timeout_s`.
+def wait_for(children: Sequence[ChildProcess], timeout_s: float | None) -> list[ChildProcess]:
+    """Waits until one of the children may have something to `take` or has ended, but at most `timeout_s`. Returns those: one
+    question to the system about all of them, where `take` asks several about each.
 
     It waits no longer than half a second, because the system may have no descriptor to wait for a child's end.
     """
     poll = select.poll()
+    child_of: dict[int, ChildProcess] = {}
     for child in children:
         poll.register(child._end, select.POLLIN | (select.POLLOUT if child._end.unsent else 0))
+        child_of[child._end.fileno()] = child
         if child._pidfd >= 0:
             poll.register(child._pidfd, select.POLLIN)
-    poll.poll(1000 * max(0.0, _SLICE_S if timeout_s is None else min(timeout_s, _SLICE_S)))
+            child_of[child._pidfd] = child
+    events = poll.poll(1000 * max(0.0, _SLICE_S if timeout_s is None else min(timeout_s, _SLICE_S)))
+    unknown = [child for child in children if child._pidfd < 0]  # they may have ended
+    return list(dict.fromkeys([*(child_of[number] for number, _ in events), *unknown]))
 
 
 def signal_name(number: int) -> str:
