@@ -19,6 +19,7 @@ from schedsearch.network.chain import Chain, Operand, Read
 from schedsearch.network.compositions import (
     attention,
     blocks,
+    determinants,
     einsum,
     losses,
     places,
@@ -87,6 +88,7 @@ _FAMILIES: tuple[Mapping[str, Read], ...] = (
             **blocks.REWRITTEN,
             **einsum.REWRITTEN,
             **rotary.REWRITTEN,
+            **determinants.REWRITTEN,
             **losses.REWRITTEN,
             **sampling.REWRITTEN,
             **spectra.REWRITTEN,
