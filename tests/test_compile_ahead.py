@@ -73,6 +73,7 @@ def test_the_build_cache_is_not_needed(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("no_compiler_here")
+@pytest.mark.long
 def test_kernels_of_a_network_are_found_without_a_compiler(tmp_path: Path) -> None:
     workloads = [*map(transposition, (2, 3, 4))]
     found = find_kernels(workloads, tmp_path / "no.db", CPU)

@@ -206,7 +206,7 @@ def test_a_kernel_compiles_to_products_of_tensor_memory_and_tensor_copies() -> N
         ("i8", dict(dtype="uint8", weight_dtype="int8", zero_points=["x"], epilogue=["bias", "requantise"]), ["b200"]),
     ],
 )
-@pytest.mark.mostly_long(3)
+@pytest.mark.long
 def test_each_kind_of_products_compiles_without_local_memory(kind: str, change: dict[str, Any], cards: list[str]) -> None:
     needs_a_compiler()
     workload = Workload.conv2d(**{**dict(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1), **change})

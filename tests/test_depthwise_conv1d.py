@@ -293,6 +293,7 @@ def test_verification_refuses_a_kernel_of_another_activation(device: CpuDevice) 
     assert verdict(device, CPU, workload.replace(epilogue=["silu"]), computed=workload) is not None
 
 
+@pytest.mark.long
 def test_the_operator_of_images_is_a_witness(device: CpuDevice) -> None:
     """A sequence is an image of height 1."""
     workload = depthwise_conv1d(n=2, c=16, t=50, taps=5, dtype="float32", padding=(2, 2), layout="NCT")

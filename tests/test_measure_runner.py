@@ -291,7 +291,7 @@ def spoil_the_first_race(
     ],
     ids=["a racer forked", "a racer spoiled the memory", "all are wrong", "a racer ended the process"],
 )
-@pytest.mark.mostly_long(2)
+@pytest.mark.long
 def test_a_racer_that_another_one_may_have_spoiled_races_alone_in_a_fresh_process(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, finds: Mapping[str, Any], judges: bool
 ) -> None:

@@ -350,6 +350,7 @@ class TestFiles:
         assert "Traceback" not in result.stderr
 
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+    @pytest.mark.mostly_long(2)
     def test_however_it_ends_its_processes_end_with_it(self, cache: Path, number: int, code: int) -> None:
         """At Ctrl-C a terminal sends SIGINT to all of them."""
         process = start("replay", cache, "--seeds", "5000", "--tuner", "random", "--jobs", "2", cwd=cache.parent)

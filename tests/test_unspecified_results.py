@@ -68,6 +68,7 @@ def test_a_power_of_an_integer_may_be_out_of_range_or_not_a_number(tmp_path: Pat
         assert net.program.checked
 
 
+@pytest.mark.long(of="networks")
 def test_bytes_of_negative_numbers_and_what_depends_on_them_are_no_differences(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Mul", ["x", "scale"], ["m"]),
