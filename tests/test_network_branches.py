@@ -195,13 +195,19 @@ def test_a_network_of_other_floats_chooses_by_these(model: Any, tmp_path: Path) 
 
 def test_nodes_of_branches_without_a_kernel_run_in_onnx_runtime(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    foreign = [node("Slice", ["h", "start", "end", "axes"], ["square"]), node("Det", ["square"], ["d"])]
+    foreign = [
+        node("Slice", ["h", "start", "end", "axes"], ["square"]),
+        node("ScatterElements", ["square", "places", "factors"], ["scattered"], reduction="mul"),
+        node("ReduceSum", ["scattered"], ["d"], keepdims=0),
+    ]
     then = graph([*steps("t", "h"), *foreign, node("Mul", ["t", "d"], ["r"])], ["r"])
-    model = chosen(then, scaled(2), constants={"start": np.array([0]), "end": np.array([3]), "axes": np.array([1])})
-    with pytest.raises(UsageError, match="no operator for these nodes of the model: Det"):
+    constants = {"start": np.array([0]), "end": np.array([3]), "axes": np.array([1])}
+    constants |= {"places": np.array([[0, 2, 0]]), "factors": np.array([[2, 3, 5]], np.float32)}
+    model = chosen(then, scaled(2), constants=constants)
+    with pytest.raises(UsageError, match="no operator for these nodes of the model: ScatterElements"):
         built(model, tmp_path)
     with built(model, tmp_path, fallback="onnxruntime") as net, schedsearch.load(tmp_path / "model.ssx") as loaded:
-        assert "Det by ONNX Runtime" in net.explain()
+        assert "ScatterElements by ONNX Runtime" in net.explain()
         for sign in (1, -1):
             x = sign * np.array([[3, 1, 0, 1], [0, 2, 1, 1], [1, 0, 1, 1]], np.float32)
             assert_right(net, model, x=x)

@@ -36,7 +36,8 @@ def _det(c: Composition) -> str | None:
         at = row * columns + column
         return c.slice(flat, 1, at, at + 1)
 
-    minors = {(column,): element(rows - 1, column) for column in range(columns)}  # of the last rows, by their columns
+    minors: dict[tuple[int, ...], ir.Value] = {}  # of the last rows, by their columns
+    minors.update({(column,): element(rows - 1, column) for column in range(columns)})
     for row in range(rows - 2, -1, -1):
         elements = [element(row, column) for column in range(columns)]
         found: dict[tuple[int, ...], ir.Value] = {}
