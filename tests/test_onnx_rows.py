@@ -277,13 +277,6 @@ def test_a_network_of_rows_runs_on_the_cpu(tmp_path: Path) -> None:
 
 
 # --- What is refused ----------------------------------------------------------------------------------------------------
-def test_a_computed_weight_is_refused_by_name() -> None:
-    net = Net(6, 4, 3)
-    net.node("ConvTranspose", net.weight("image", 1, 6, WIDTH), net.node("Relu", "x"), name="guilty")
-    with pytest.raises(ModelError, match=r"guilty \(has a weight that is computed; allowed: a constant"):
-        lowered(net.model())
-
-
 def test_a_transposed_convolution_of_open_height_has_equal_strides() -> None:
     net = Net(1, 4, "h", 6)
     net.node("ConvTranspose", "x", net.weight("w", 4, 3, 2, 3), strides=[2, 3], name="guilty")
