@@ -29,7 +29,7 @@ from schedsearch.records.store import Store
 from schedsearch.session.loop import Session
 from schedsearch.session.options import Options
 from schedsearch.session.plan import plan_tasks
-from schedsearch.session.tune import queue_depth
+from schedsearch.session.tune import queue_depth, think_ahead
 from schedsearch.target import PRESETS
 from schedsearch.template import load_templates
 from schedsearch.workload import Workload
@@ -103,6 +103,7 @@ def searched(devices: int, time_s: float, db: str | Path) -> dict[str, Any]:
     """One run on simulated devices."""
     target = PRESETS["h200"]
     plans = plan_tasks([square(*shape) for shape in SHAPES], load_templates(), target)
+    think_ahead(plans, "xgb")  # as `tune` does while its devices open
     runners = [
         (replace(target, ordinal=number, uuid=f"GPU-{number}"), SleepingRunner(f"GPU-{number}")) for number in range(devices)
     ]

@@ -217,7 +217,7 @@ def _run(
         def get_ready() -> None:
             builder.warm_up(min(first, len(plans) * (trials or first)))
             if device.kind == "cuda":  # it takes a second to open
-                _think_ahead(plans, options.tuner)
+                think_ahead(plans, options.tuner)
 
         runners, waited_s = place.runners(
             stack, wait=wait_for_device, on_wait=on_wait, deadline=NEVER if options.patient else deadline,
@@ -245,7 +245,7 @@ def _run(
                 stack.close()
 
 
-def _think_ahead(plans: Sequence[TaskPlan], tuner: str) -> None:
+def think_ahead(plans: Sequence[TaskPlan], tuner: str) -> None:
     """Does what a run would do once while its devices wait: imports the tuner, and counts the spaces for its observers."""
     load_tuner(tuner)
     for arm in (arm for plan in plans for arm in plan.arms):
