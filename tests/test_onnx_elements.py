@@ -174,7 +174,7 @@ def test_a_mask_of_integers_is_one_kernel() -> None:
         (Case("Div", J, np.int32(0), fixed=[1]), r"has a divisor of zero, \[0\]. Correct the model"),
         (Case("OneHot", WHOLE[0], np.int64(0), np.array([0, 1]), fixed=[1, 2]), "has depth 0; allowed: 1 or more"),
         (Case("Compress", F, np.array([True, False, True]), axis=1), "known at run time only; allowed: a constant"),
-        (Case("CumSum", F, np.int64(1)), "has an axis that is computed; allowed: a constant"),
+        (Case("CumSum", F, np.int64(1)), "gets an axis from the input 'x0_1'; allowed: a constant. Give x0_1 a value"),
     ],
     ids=lambda each: getattr(each, "op", None),
 )
