@@ -262,7 +262,7 @@ def a_second_each(monkeypatch: pytest.MonkeyPatch) -> Callable[[World], None]:
 
 
 def test_tasks_without_a_result_are_left_when_the_time_is_over(a_second_each: Callable[[World], None]) -> None:
-    """Whatever is measured of the second task fails, and so much of it is under way that it takes longer than there is time."""
+    """Whatever is measured of the second task fails, and what is under way takes longer than there is time."""
     world = World(behaviour=lambda c: square_ns(c) if c.workload == WORKLOAD else Outcome.LAUNCH_ERROR)
     a_second_each(world)
     summary = world.tune(WORKLOAD, OTHER, trials=None, time_s=10.0, queue_depth=8)
