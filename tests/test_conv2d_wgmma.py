@@ -241,7 +241,7 @@ def test_a_narrow_k_step_is_offered_only_where_it_saves_padding(channels: int, b
 
 
 @pytest.mark.parametrize(("k", "bn", "elements"), [(255, 256, 1), (58, 64, 2)])
-@pytest.mark.mostly_long(2)
+@pytest.mark.long
 def test_rows_leave_in_chunks_of_16_bytes(k: int, bn: int, elements: int) -> None:
     """With every kind of epilogue operand and the most accumulators; `elements` are what the ends of a row are stored by."""
     workload = Workload.conv2d(n=2, h=9, w=9, c=64, k=k, r=1, s=1, epilogue=["bias", "residual", "relu"])

@@ -381,6 +381,7 @@ def numbers_of_begin(state: dict[str, Any], draw: Any) -> None:
 STEPS_OF_SLICES = [numbers_of_x, memory_of_x, format_of_x, shape_of_x, matrix_as_x, transposed_x, numbers_of_begin]
 
 
+@pytest.mark.long
 @SHORT
 @given(data=st.data())
 def test_a_call_of_a_graph_computes_with_what_its_arrays_are_now(slices: Any, data: st.DataObject) -> None:

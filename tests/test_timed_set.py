@@ -85,7 +85,7 @@ def test_every_order_of_float32_sums_is_within_the_tolerance(dtype: str, out: st
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("epilogue", STAGES)
-@pytest.mark.mostly_long(7)
+@pytest.mark.mostly_long(14)
 def test_a_right_kernel_passes_with_every_stage(device: Device, epilogue: tuple[str, ...], mode: str) -> None:
     workload = Workload.conv2d(n=1, h=9, w=8, c=16, k=16, r=3, s=3, padding=1, dtype="float32", epilogue=epilogue)
     template = load_template("conv2d_cpu")
