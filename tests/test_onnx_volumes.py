@@ -42,7 +42,7 @@ def windows(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=25)
-@given(windows(), st.sampled_from([(1, 3, 5), (2, 2, 1), (4, 1, 2), (1, 1, 3)]), st.integers(1, 2))
+@given(windows(), st.sampled_from([(1, 3, 5), (2, 2, 1), (4, 1, 2), (1, 1, 3), (4, 1, 1)]), st.integers(1, 2))
 def test_a_convolution_computes_what_onnxruntime_does(
     window: dict[str, Any], channels: tuple[int, int, int], batch: int
 ) -> None:
@@ -111,6 +111,19 @@ def test_between_convolutions_there_are_only_images() -> None:
     convolutions = [call.label.partition(" NHWC")[2] for call in calls if call.op == "conv2d"]
     assert convolutions == ["+bias+relu", "+scale_shift+residual+relu"] * 2
     assert_as_onnxruntime(net.model(), {"x": normal(*net.shape)}, atol=1e-3)  # of numbers of hundreds
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_depthwise_convolution_is_one_of_images_for_each_plane_of_its_filter(batch: int) -> None:
+    """Each adds to the sum of those before it, so that no kernel is left for the additions."""
+    net = Net(batch, 16, *SIDES)
+    y = net.node("Conv", "x", net.weight("w", 16, 1, 3, 3, 3), net.weight("b", 16), group=16, pads=[1] * 6)
+    net.node("Relu", y)
+    read = [node.implementations[0] for node in lowered(net.model()).nodes if isinstance(node, Node)]
+    computed = [list(map(str, each.epilogue)) for each in read if each.op == "depthwise_conv2d"]
+    assert computed == [["bias"], ["residual"], ["residual", "relu"]]
+    assert not any(each.op == "elementwise" for each in read)
+    assert_as_onnxruntime(net.model(), {"x": normal(*net.shape)})
 
 
 def test_a_gate_of_each_volume_is_no_constant_of_its_images() -> None:

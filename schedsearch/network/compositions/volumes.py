@@ -1,7 +1,8 @@
 """Convolutions and pools with three dimensions, as those of images.
 
 A volume [n, c, d, h, w] is n * d images [n * d, c, h, w]. A convolution of volumes is one of images whose channels are those
-of all planes that a filter reaches: as many slices along the depth as the filter has planes, concatenated. The change from
+of all planes that a filter reaches: as many slices along the depth as the filter has planes, concatenated. A depthwise one
+is the sum of one for each plane, which is faster (docs/decisions/395-volumes-have-no-template-yet.md). The change from
 volumes to images moves behind the element-wise nodes that read them, so that lowering fuses these as others.
 
 A pool is one over height and width, and one over the depth: a maximum of maxima is the largest pixel, and all averages of a
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from schedsearch.network.compositions.steps import Steps, extents
 from schedsearch.network.elementwise import ELEMENTWISE
@@ -147,13 +149,24 @@ def _convolution(model: ir.Model, node: ir.Node, made: _Made) -> None:
         return  # the filter does not fit; onnx's shape inference counts one place if the stride is larger than what lacks
     steps = Steps(model, node)
     images = _images(steps, x, made)
-    if (planes, strides[0], pads[0], pads[3]) != (1, 1, 0, 0):
-        places = [(plane * dilations[0], strides[0]) for plane in range(planes)]
-        images = _planes(steps, images, shape, (pads[0], pads[3]), places, depth, groups)
-    filters = weight.transpose(0, 2, 1, 3, 4).reshape(k, planes * each, *weight.shape[3:])
     flat = {"strides": strides[1:], "dilations": dilations[1:], "pads": [*pads[1:3], *pads[4:]], "group": groups}
-    convolved = steps.add("Conv", [images, filters, bias], [n * depth, k, *y[3:]], like=x, **flat)
-    _volume(steps, convolved, y)
+
+    def convolved(images: ir.Value, filters: NDArray[Any], bias: ir.Value | None) -> ir.Value:
+        return steps.add("Conv", [images, filters, bias], [n * depth, k, *y[3:]], like=x, **flat)
+
+    if (planes, strides[0], pads[0], pads[3]) == (1, 1, 0, 0):
+        parts = [images]
+    else:
+        places = [(plane * dilations[0], strides[0]) for plane in range(planes)]
+        is_depthwise = 1 < groups == shape[1] == k
+        parts = _planes(steps, images, shape, (pads[0], pads[3]), places, depth, stay=groups == 1 or is_depthwise)
+        if not is_depthwise:
+            parts = [_side_by_side(steps, parts, groups)]
+    filters = np.split(weight.transpose(0, 2, 1, 3, 4).reshape(k, planes * each, *weight.shape[3:]), len(parts), axis=1)
+    total = convolved(parts[0], filters[0], bias)
+    for part, own in zip(parts[1:], filters[1:]):
+        total = steps.add("Add", [convolved(part, own, None), total], [n * depth, k, *y[3:]], like=x)
+    _volume(steps, total, y)
     steps.replace()
 
 
@@ -164,31 +177,38 @@ def _planes(
     pads: tuple[int, int],
     places: Sequence[tuple[int, int]],
     depth: int,
-    groups: int,
-) -> ir.Value:
-    """Images whose channels are those of all planes that a filter reaches, [n * depth, planes * c, h, w].
+    *,
+    stay: bool,
+) -> list[ir.Value]:
+    """The images [n * depth, c, h, w] that each plane of a filter reads.
 
     Args:
         shape: of the volume.
         pads: planes of zeros in front of it and behind it.
         places: of each plane of a filter: the first plane of the volume, and the distance to the next one.
+        stay: whether those of one volume stay images, in whatever layout.
     """
     n, c, d, h, w = shape
-    one = n == 1 and groups == 1  # then images stay images, in whatever layout
-    axis, x = (0, images) if one else (1, steps.reshape(images, [n, d, c, h, w]))
+    axis, x = (0, images) if stay and n == 1 else (1, steps.reshape(images, [n, d, c, h, w]))
     if any(pads):
         made = extents(x) or []
         margins = np.zeros(2 * len(made), np.int64)
         margins[axis], margins[len(made) + axis] = pads
         made[axis] += sum(pads)
         x = steps.add("Pad", [x, margins, 0.0], made, like=images)
-    parts = []
-    for start, step in places:
-        part = steps.slice(x, axis, start, start + (depth - 1) * step + 1, step)
-        parts.append(steps.reshape(part, [n * depth, groups, c // groups, h, w] if groups > 1 else [n * depth, c, h, w]))
-    if groups > 1:  # the planes of each group stand side by side
-        parts = [steps.reshape(part, [n * depth, groups, 1, c // groups * h, w]) for part in parts]
-    return steps.reshape(steps.concat(parts, 2 if groups > 1 else 1), [n * depth, len(places) * c, h, w])
+    parts = (steps.slice(x, axis, start, start + (depth - 1) * step + 1, step) for start, step in places)
+    return [steps.reshape(part, [n * depth, c, h, w]) for part in parts]
+
+
+def _side_by_side(steps: Steps, parts: Sequence[ir.Value], groups: int) -> ir.Value:
+    """The images [m, c, h, w] of all planes as one, [m, planes * c, h, w]; the planes of each group stand side by side."""
+    shape = extents(parts[0])
+    assert shape is not None
+    m, c, h, w = shape
+    if groups == 1:
+        return steps.reshape(steps.concat(list(parts), 1), [m, len(parts) * c, h, w])
+    apart = [steps.reshape(part, [m, groups, 1, c // groups * h, w]) for part in parts]
+    return steps.reshape(steps.concat(apart, 2), [m, len(parts) * c, h, w])
 
 
 def _transposed(model: ir.Model, node: ir.Node) -> ir.Node | None:
