@@ -90,7 +90,7 @@ def dashboard(
     stores, replays = split_files((*files, *databases) or (DEFAULT_DB,))
     for path in stores:
         given.require(path, "database")
-        _note_what_is_wrong(path)
+    problems = [problem for path in stores if (problem := _what_is_wrong(path))]
     listening = bind(host, port)
     found = listening.getsockname()[1]
     if port and found != port:
@@ -98,6 +98,8 @@ def dashboard(
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{found}/" + (f"?token={quote(token)}" if token else "")
     render.say(f"dashboard: {address} ({'it ends with the run' if parent else 'Ctrl-C ends it'})", err=True)
+    for problem in problems:  # behind the address, which programs look for in the first line
+        render.note(f"warning: {problem}")
     if not no_browser and sys.stderr.isatty():
         threading.Timer(0.5, webbrowser.open, [address]).start()
     answers = Answers(stores, replays)
@@ -112,8 +114,8 @@ def dashboard(
         listening.close()
 
 
-def _note_what_is_wrong(db: str) -> None:
-    """Warns of a database that cannot be read now: it may appear or be mended while the dashboard is open.
+def _what_is_wrong(db: str) -> str:
+    """Why a database cannot be read now, or empty. It may appear or be mended while the dashboard is open.
 
     Raises:
         UsageError: it never can be, because of its URL or because a package is missing.
@@ -123,7 +125,8 @@ def _note_what_is_wrong(db: str) -> None:
     try:
         Store.open(db, readonly=True).close()
     except (DatabaseError, OSError) as error:
-        render.note(f"warning: {error}")
+        return str(error)
+    return ""
 
 
 @contextmanager
