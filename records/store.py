@@ -158,6 +158,8 @@ class Store(Stored, Closing):
         Raises:
             ValueError: a number in a record is not finite.
         """
+        if not records:
+            return []
         rows = [to_row(record) for record in records]
         own = [(record, row) for record, row in zip(records, rows) if not record.source]
         signatures = sign_records((row["content_id"], record.artifact) for record, row in own)
@@ -170,8 +172,6 @@ class Store(Stored, Closing):
             for record, row in zip(records, rows)
         }
         toolchains = {row["toolchain_id"]: {"id": row["toolchain_id"], "json": row.pop("toolchain_json")} for row in rows}
-        if not rows:
-            return []
 
         def add(table: sa.Table) -> Any:
             return self._db.insert(table).on_conflict_do_nothing()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schedsearch.network.facts import deciding, is_given, is_onnx, name_of
@@ -51,6 +51,11 @@ def size_problem(node: ir.Node) -> str:
     return ""
 
 
-def _remedy(*names: str) -> str:
+def as_given(names: Sequence[str]) -> str:
+    """How inputs of a model get values, on the command line and in Python."""
     options, pairs = " ".join(f"--input {name}=VALUE" for name in names), ", ".join(f"{name!r}: VALUE" for name in names)
-    return f"Give {', '.join(names)} a value: {options}, in Python inputs={{{pairs}}}"
+    return f"{options}, in Python inputs={{{pairs}}}"
+
+
+def _remedy(*names: str) -> str:
+    return f"Give {', '.join(names)} a value: {as_given(names)}"

@@ -19,6 +19,7 @@ import numpy as np
 from onnx import TensorProto
 
 from schedsearch.errors import BranchError, DeviceError, IndexRangeError, UsageError, WrongNetworkError, first_line
+from schedsearch.network.settings import as_given
 from schedsearch.network_check.branches import candidates
 from schedsearch.network_check.draws import KINDS, Wanted, drawn
 from schedsearch.network_check.evaluators import (
@@ -172,11 +173,10 @@ class Checker:
 
     def _say_unset(self, subject: Subject, error: DeviceError) -> None:
         names = self._unset
-        values = " ".join(f"--input {name}=VALUE" for name in names)
         self.say(
             f"unchecked: {subject.what} was not compared with {self.source.name}: no value was found for "
             f"{', '.join(map(repr, names))} that makes the declared shapes ({first_line(error)}). To have it compared, give "
-            f"a value: {values}, in Python inputs={{{', '.join(f'{name!r}: VALUE' for name in names)}}}"
+            f"a value: {as_given(names)}"
         )
 
 
