@@ -50,6 +50,7 @@ class Ended:
         proposal: None for an outcome of the final race.
         anchor: the time of `TaskState.anchor` in the same race.
         verdict: of that race.
+        built: what was measured in the search; None if it could not be built.
     """
 
     task: TaskState
@@ -59,6 +60,12 @@ class Ended:
     proposal: Proposal | None = None
     anchor: Anchor | None = None
     verdict: Verdict = Verdict.NONE
+    built: Built | None = None
+
+    @classmethod
+    def of(cls, proposal: Proposal, measurement: Measurement, built: Built | None = None) -> Ended:
+        """The outcome of a proposal of the search."""
+        return cls(proposal.task, proposal.arm, proposal.config, measurement, proposal, built=built)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from schedsearch.processes.builder import Built
 
 T = TypeVar("T")
-_Ended = tuple[Proposal, Measurement, "Built | None"]  # the third is None if it was not built
 
 FIRST_BATCH = 2  # on a CPU: candidates to build before the first is measured, so that a result comes soon
 _AWAY_POLL_S = 0.05  # between looks whether a device has come back
@@ -338,7 +337,7 @@ class Session:
         self._lanes.feed(waiting, self._building.values(), begins, hold=hold)
         self._tell_notices()
 
-    def _wait(self) -> list[_Ended]:
+    def _wait(self) -> list[Ended]:
         """Sleeps until a proposal, a build or a measurement is done, and collects finished builds and measurements."""
         starving = self._asked and len(self._building) < self._options.queue_depth // 2
         others: list[Future[Any]] = [*self._lanes.futures, *(each for each, _, _ in self._thinking)]
@@ -372,12 +371,12 @@ class Session:
                 done.append((token, result))
         return done
 
-    def _on_build(self, proposal: Proposal, result: Built | Measurement) -> _Ended | None:
+    def _on_build(self, proposal: Proposal, result: Built | Measurement) -> Ended | None:
         """Passes a candidate on to the devices, unless that was its end."""
         if proposal.task.error is not None:
             return None
         if isinstance(result, Measurement):
-            return proposal, result, None
+            return Ended.of(proposal, result)
         proposal.task.built(result)
         known = proposal.task.by_code
         if result.canonical_hash not in known:
@@ -391,15 +390,15 @@ class Session:
             self._on_duplicate(proposal, twin)
         return None
 
-    def _ended(self, found: Sequence[Measured | GivenUp]) -> list[_Ended]:
+    def _ended(self, found: Sequence[Measured | GivenUp]) -> list[Ended]:
         """The outcomes among what the devices answered. Gives up the tasks of which nothing can be measured."""
-        ended: list[_Ended] = []
+        ended: list[Ended] = []
         for each in found:
             if isinstance(each, GivenUp):
                 self._give_up(each.task, each.error)
             else:
                 each.proposal.task.by_code[each.built.canonical_hash] = each.measurement.time_ns
-                ended.append((each.proposal, each.measurement, each.built))
+                ended.append(Ended.of(each.proposal, each.measurement, each.built))
         return ended
 
     def _tell_notices(self) -> None:
@@ -409,13 +408,14 @@ class Session:
 
     # Outcomes
 
-    def _keep(self, ended: Sequence[_Ended]) -> None:
+    def _keep(self, ended: Sequence[Ended]) -> None:
         """Stores outcomes, all at once, and then draws the consequences of each."""
-        kept = self._journal.keep([Ended(one.task, one.arm, one.config, measured, one) for one, measured, _ in ended])
-        for (proposal, measurement, built), entry in zip(ended, kept):
-            self._on_outcome(proposal, measurement, built, entry)
+        for each, entry in zip(ended, self._journal.keep(ended)):
+            proposal = each.proposal
+            assert proposal is not None
+            self._on_outcome(proposal, each.measurement, each.built, entry)
             for twin in proposal.twins:
-                self._on_duplicate(twin, measurement.time_ns)
+                self._on_duplicate(twin, each.measurement.time_ns)
 
     def _on_outcome(self, proposal: Proposal, measurement: Measurement, built: Built | None, entry: Entry) -> None:
         task, arm, time_ns = proposal.task, proposal.arm, measurement.time_ns
