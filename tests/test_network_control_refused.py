@@ -77,6 +77,10 @@ def test_a_condition_that_an_input_decides_says_how_to_give_it_a_value() -> None
     model = model_of([equal, chosen], [info("x", FLOAT, [2]), info("sr", INT64, [])], ["y"], {"rate": np.int64(16000)})
     with pytest.raises(ModelError, match=r"give sr a value: --input sr=VALUE, in Python inputs=\{'sr': VALUE\}"):
         lower(load(model).graph())
+    both = model_of([equal, chosen], [info("x", FLOAT, [2]), info("sr", INT64, []), info("rate", INT64, [])], ["y"])
+    options, pairs = "--input rate=VALUE --input sr=VALUE", r"\{'rate': VALUE, 'sr': VALUE\}"
+    with pytest.raises(ModelError, match=f"give rate, sr a value: {options}, in Python inputs={pairs}"):
+        lower(load(both).graph())
     for rate, shape in ((16000, ()), (8000, (2,))):
         network = lower(load(model, {"sr": rate}).graph())
         assert network.inputs == ("x",) and network.values["y"].shape == shape

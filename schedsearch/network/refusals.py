@@ -12,6 +12,7 @@ from schedsearch.network.control.loops import UNROLLED, why_not_unrolled
 from schedsearch.network.control.sequences import MAKES, READS
 from schedsearch.network.facts import deciding, dtype_of, has_bodies, is_onnx, name_of
 from schedsearch.network.invalid import NoOperatorError
+from schedsearch.network.settings import as_given
 from schedsearch.ops.dtypes import DTYPES
 
 if TYPE_CHECKING:
@@ -134,8 +135,6 @@ def _why_if(node: ir.Node) -> str:
     condition = node.inputs[0]
     assert condition is not None and condition_of(node) is None
     names = sorted(deciding(condition))
-    given = ""
-    if names:
-        given = f"; give {', '.join(names)} a value: --input {names[0]}=VALUE, in Python inputs={{{names[0]!r}: VALUE}}"
+    given = f"; give {', '.join(names)} a value: {as_given(names)}" if names else ""
     others = f"or two branches that give arrays of the same fixed shapes; {why_not_isolated(node) or why_not_both(node)}"
     return f"its condition {condition.name!r} is computed; allowed: a constant{given}, {others}"
