@@ -10,12 +10,11 @@ leave become chains.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from graphlib import TopologicalSorter
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.network.chain import Chain, Operand, Read
+from schedsearch.network.chain import Chain, Read
 from schedsearch.network.compositions import (
     attention,
     blocks,
@@ -38,21 +37,20 @@ from schedsearch.network.facts import (
     FLOATS,
     INTEGERS,
     constant_of,
-    dtype_of,
     extents_of,
     inputs_of,
     is_onnx,
     isolated,
     name_of,
 )
-from schedsearch.network.graph import AnyNode, Constant, Control, Impossible, Network, Node, Subgraph, Value, View, axes_of
+from schedsearch.network.graph import Constant, Impossible, Network, axes_of
 from schedsearch.network.image_pools import POOLS
-from schedsearch.network.implementations import IMAGE, implementations_of
+from schedsearch.network.implementations import IMAGE
 from schedsearch.network.indexing import INDEXED
 from schedsearch.network.invalid import UnknownShapeError
-from schedsearch.network.layouts import same_bytes
 from schedsearch.network.movements import MOVEMENTS
 from schedsearch.network.others import LAYER_NORMS, SOFTMAXES
+from schedsearch.network.parts import Parts
 from schedsearch.network.products import PRODUCTS
 from schedsearch.network.recurrences import RECURRENCES
 from schedsearch.network.reductions import REDUCTIONS
@@ -60,9 +58,8 @@ from schedsearch.network.refusals import LACKS, is_array, refused, why_left
 from schedsearch.network.settings import size_problem
 from schedsearch.network.slices import without_slices
 from schedsearch.network.squeezes import SQUEEZES
-from schedsearch.network.subgraphs import Cut, nodes_inside, subgraph
+from schedsearch.network.subgraphs import Cut, nodes_inside
 from schedsearch.network.views import VIEWS, random_problem
-from schedsearch.ops import Layout
 from schedsearch.ops.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -204,8 +201,9 @@ def lowering(
     """
     dtypes = None if slices is None else tuple(slices)
     families = (SQUEEZES, *_FAMILIES) if squeezes else _FAMILIES
-    how = tuple(layouts), mixed, dtypes, cuts, tuple(apart), over_time, families
-    graph = _Graph(model, dtype, *how, tuple(subgraphs), bodies)
+    constants = {str(value.name): found for value in model.graph.outputs if (found := fixed(value)) is not None}
+    parts = Parts(model, dtype, tuple(layouts), mixed, over_time, constants)
+    graph = _Graph(model, parts, dtypes, cuts, tuple(apart), families, tuple(subgraphs), bodies)
     graph.read()
     return graph.result()
 
@@ -215,39 +213,26 @@ class _Graph:
     """A graph while its nodes become a network's.
 
     Attributes:
+        parts: of the network.
         taken: nodes that belong to a chain.
         needed: values that a chain reads.
-        arrays: names of `needed` and of outputs; no constant has one of them.
         unread: conversions between numbers and integers, and transpositions, whose results nothing reads.
-        calls: place of the last node of each chain, and what the chain became.
-        members: name of a kernel call -> the nodes of its chain.
-        fixed: outputs that are constants.
     """
 
     model: ir.Model
-    dtype: str | None
-    layouts: tuple[str, ...]
-    mixed: bool
+    parts: Parts
     slices: tuple[str, ...] | None
     cuts: bool
     apart: tuple[str, ...]
-    over_time: bool
     families: tuple[Mapping[str, Read], ...]
     subgraphs: tuple[Cut, ...] = ()
     bodies: Mapping[ir.Node, Sequence[Network | Impossible]] = field(default_factory=dict)
     taken: set[ir.Node] = field(default_factory=set)
     needed: set[ir.Value] = field(default_factory=set)
-    arrays: frozenset[str] = frozenset()
     unread: set[ir.Node] = field(default_factory=set)
-    calls: list[tuple[int, AnyNode]] = field(default_factory=list)
-    members: dict[str, tuple[ir.Node, ...]] = field(default_factory=dict)
-    values: dict[str, Value] = field(default_factory=dict)
-    constants: dict[str, Constant] = field(default_factory=dict)
-    fixed: dict[str, Constant] = field(default_factory=dict)
     reasons: dict[ir.Node, str] = field(default_factory=dict)
 
     def read(self) -> None:
-        self.fixed = {str(value.name): found for value in self.model.graph.outputs if (found := fixed(value)) is not None}
         places = {node: place for place, node in enumerate(self.model.graph)}
         self.taken.update(inner for node in places for inner in nodes_inside(node))
         for cut in self.subgraphs:
@@ -258,21 +243,19 @@ class _Graph:
             self.needed.update(value for value in node.inputs if value is not None and value.const_value is None)
         self._views_of_transposes(places)
         chains = self._chains(places, depths_of(places))
-        self.arrays = frozenset(str(value.name) for value in (*self.needed, *self.model.graph.outputs))
+        self.parts.arrays = frozenset(str(value.name) for value in (*self.needed, *self.model.graph.outputs))
         chains = without_slices(chains, self.unread, self.slices) if self.cuts else chains
         for chain in without_concatenations(chains, self.slices, self.cuts):
             chain.nodes.sort(key=places.__getitem__)
-            made = self._node(chain)
-            self.members[made.name] = tuple(chain.nodes)
-            self.calls.append((places[chain.nodes[-1]], made))
+            self.parts.add_chain(chain, places[chain.nodes[-1]])
         for cut in (each.with_writes(self.needed) for each in self.subgraphs):
             if cut.writes:
-                self.calls.append((max(map(places.__getitem__, cut.reasons)), self._subgraph(cut)))
+                self.parts.add_subgraph(cut, max(map(places.__getitem__, cut.reasons)))
         for node, bodies in self.bodies.items():
-            self.calls.append((places[node], self._control(node, bodies)))
+            self.parts.add_control(node, bodies, places[node])
         self._views(places)
         if self.subgraphs or self.bodies:
-            self._sort()
+            self.parts.sort()
 
     def _chains(self, places: Mapping[ir.Node, int], depths: Mapping[ir.Node, int]) -> list[Chain]:
         """The nodes that one kernel computes together, family by family: earlier families take what later ones could."""
@@ -303,73 +286,40 @@ class _Graph:
                 continue
             if problem := random_problem(node) or size_problem(node):
                 self.reasons[node] = problem
-            elif self._is_known(node):
+            elif _is_known(node):
                 self.taken.add(node)
-                self.calls.append((place, self._view(node)))
+                self.parts.add_view(node, place)
             elif node.inputs and node.inputs[0] is not None and is_array(node.outputs[0]):
                 try:
                     [extents_of(node, value) for value in (node.inputs[0], node.outputs[0])]
                 except UnknownShapeError as error:
                     self.reasons[node] = str(error)
 
-    def _sort(self) -> None:
-        """Gives every call a place behind those that make what it reads, in the order of before where that is possible: a
-        reader of a subgraph's first result may stand before the subgraph's last node."""
-        calls = [call for _, call in sorted(self.calls, key=lambda each: each[0])]
-        makers: dict[str, set[int]] = {}
-        for number, call in enumerate(calls):
-            for name in _writes(call):
-                makers.setdefault(name, set()).add(number)
-        # A kernel that reads a slice of a value stands before those that write the rest of it.
-        order = TopologicalSorter(
-            {
-                number: {
-                    maker
-                    for name in _reads(call)
-                    for maker in makers.get(name, ())
-                    if maker < number or isinstance(calls[maker], Subgraph | Control)
-                }
-                for number, call in enumerate(calls)
-            }
-        )
-        order.prepare()
-        ready, self.calls = list(order.get_ready()), []
-        while ready:
-            number = min(ready)
-            ready.remove(number)
-            order.done(number)
-            ready += order.get_ready()
-            self.calls.append((len(self.calls), calls[number]))
-
     def _views_of_transposes(self, places: Mapping[ir.Node, int]) -> None:
         """Transposes between NCHW and NHWC are views: the same bytes, which the planner converts where a reader needs it."""
         for node, place in places.items():
-            if node.op_type != "Transpose" or not is_onnx(node) or not self._is_known(node):
+            if node.op_type != "Transpose" or not is_onnx(node) or not _is_known(node):
                 continue
             permutation = tuple(node.attributes.get_ints("perm", ()))
             pair = {(0, 2, 3, 1): ("NHWC", IMAGE), (0, 3, 1, 2): (IMAGE, "NHWC")}.get(permutation)
-            if pair is not None and set(pair) <= {*self.layouts, IMAGE} and node not in self.taken:
+            if pair is not None and set(pair) <= {*self.parts.layouts, IMAGE} and node not in self.taken:
                 self.taken.add(node)
                 self.needed.update(inputs_of(node, 1))
-                self.calls.append((place, self._view(node, pair)))
+                self.parts.add_view(node, place, pair)
 
     def result(self) -> Lowering:
-        graph = self.model.graph
         others: dict[str, list[str]] = {}
         reasons: dict[str, str] = {}
-        left = [node for node in reversed(graph) if node not in self.taken and not self._is_unread(node)]
+        left = [node for node in reversed(self.model.graph) if node not in self.taken and not self._is_unread(node)]
         for node in reversed(left):
             if node.op_type not in (*VIEWS, "Constant") or node in self.reasons:
                 others.setdefault(node.op_type, []).append(name_of(node))
                 if reason := self._reason(node):
                     reasons.setdefault(node.op_type, reason)
-        inputs = tuple(self._value(value) for value in graph.inputs if value.name not in graph.initializers)
-        outputs = tuple(self._value(value) for value in graph.outputs) if not others else ()
-        nodes = tuple(call for _, call in sorted(self.calls, key=lambda each: each[0]))
-        network = Network(inputs, outputs, self.values, self.constants, nodes, self.fixed if outputs else {})
+        network = self.parts.network(complete=not others)
         listed = {op: tuple(names) for op, names in others.items()}
         why = {node: self._reason(node) or LACKS for node in reversed(left) if node.op_type != "Constant"}
-        return Lowering(network, listed, reasons, why, self.members)
+        return Lowering(network, listed, reasons, why, self.parts.members)
 
     def _reason(self, node: ir.Node) -> str:
         return why_left(node, TAKEN) or self.reasons.get(node) or noted(node) or size_problem(node)
@@ -385,101 +335,6 @@ class _Graph:
             return False
         self.unread.add(node)
         return True
-
-    # --- values and constants ---
-    def _value(self, value: ir.Value) -> str:
-        """Registers a value and returns its name."""
-        name = str(value.name)
-        if name not in self.values:
-            producer, constant = value.producer(), self.fixed.get(name)
-            if constant is not None:  # a file need not say its shape
-                shape = list(constant.array.shape)
-            else:
-                shape = extents_of(producer, value) if producer is not None else [int(each) for each in value.shape or ()]
-            dtype = dtype_of(value)
-            if self.dtype is not None and dtype in FLOATS:
-                dtype = self.dtype
-            self.values[name] = Value(name, axes_of(len(shape)), tuple(shape), dtype)
-        return name
-
-    def _operand(self, operand: Operand) -> str:
-        if not isinstance(operand, Constant):
-            return self._value(operand)
-        name, number = operand.name, 1
-        while name in self.arrays or ((known := self.constants.get(name)) is not None and not _same(known, operand)):
-            number += 1
-            name = f"{operand.name}.{number}"
-        self.constants.setdefault(name, replace(operand, name=name))
-        return name
-
-    # --- nodes ---
-    def _node(self, chain: Chain) -> Node:
-        if self.over_time:
-            chain.make_over_time()
-        workloads, letters = implementations_of(chain, self.dtype, self.layouts, mixed=self.mixed)
-        arguments = {spec.name: self._operand(chain.arguments[spec.name]) for spec in workloads[0].signature}
-        first = workloads[0].outputs[0].name
-        outputs = {first: self._value(chain.value)} | {name: self._value(each) for name, each in chain.others.items()}
-        defaults = {scalar.name: scalar.default for scalar in workloads[0].scalars}
-        scalars = {name: number for name, number in chain.scalars.items() if defaults[name] != number}
-        sources = tuple(dict.fromkeys(name_of(node) for node in chain.nodes))  # one node may have become several
-        offsets = {} if chain.offset is None else {first: chain.offset}
-        return Node(self._name(sources[0]), sources, arguments, outputs, workloads, scalars, letters, offsets)
-
-    def _subgraph(self, cut: Cut) -> Subgraph:
-        made = subgraph(self.model, cut, self.dtype)
-        for value in (*cut.reads, *cut.writes):
-            self._value(value)
-        return replace(made, name=self._name(made.name))
-
-    def _control(self, node: ir.Node, bodies: Sequence[Network | Impossible]) -> Control:
-        reads = []
-        for value in node.inputs:
-            assert value is not None
-            array = None if value.is_graph_input() else constant_of(value)
-            operand = value if array is None else Constant(str(value.name), axes_of(array.ndim), array)
-            reads.append(self._operand(operand))
-        writes = tuple(self._value(value) for value in node.outputs)
-        kind: Any = node.op_type
-        return Control(self._name(name_of(node)), (name_of(node),), tuple(reads), writes, tuple(bodies), kind)
-
-    def _name(self, name: str) -> str:
-        used, number, found = {call.name for _, call in self.calls}, 1, name
-        while found in used:
-            number += 1
-            found = f"{name}.{number}"
-        return found
-
-    def _is_known(self, node: ir.Node) -> bool:
-        value = node.inputs[0] if node.inputs else None
-        shapes = [None if each is None else each.shape for each in (value, node.outputs[0])]
-        return (
-            value is not None and value.const_value is None and all(each is not None and each.is_static() for each in shapes)
-        )
-
-    def _view(self, node: ir.Node, pair: tuple[str, str] | None = None) -> View:
-        """The view of a node: of these layouts, or of all in which x and y have the same bytes."""
-        (before,) = inputs_of(node, 1)
-        x, y = self.values[self._value(before)], self.values[self._value(node.outputs[0])]
-        if pair is not None:
-            return View(self._name(name_of(node)), (name_of(node),), x.name, y.name, (pair,))
-        pairs = [(x.axes, y.axes)]
-        if x.shape == y.shape:
-            pairs += [(layout, layout) for layout in self._possible(x)]
-        else:
-            plain_x, plain_y = (
-                [each.axes, *(layout for layout in self._possible(each) if same_bytes(each, layout, each.axes))]
-                for each in (x, y)
-            )
-            pairs += [(of_x, of_y) for of_x in plain_x for of_y in plain_y]
-        return View(self._name(name_of(node)), (name_of(node),), x.name, y.name, tuple(dict.fromkeys(pairs)))
-
-    def _possible(self, value: Value) -> list[str]:
-        """The layouts in which a value fills every block."""
-        sizes = dict(zip(value.axes, value.shape))
-        if value.axes != IMAGE:
-            return []
-        return [layout for layout in self.layouts if sizes["C"] % Layout.parse(layout).block("C") == 0]
 
 
 def depths_of(nodes: Iterable[ir.Node]) -> dict[ir.Node, int]:
@@ -497,13 +352,7 @@ def fixed(value: ir.Value) -> Constant | None:
     return None if array is None else Constant(str(value.name), axes_of(array.ndim), array)
 
 
-def _reads(call: AnyNode) -> Iterable[str]:
-    return call.arguments.values() if isinstance(call, Node) else (call.x,) if isinstance(call, View) else call.reads
-
-
-def _writes(call: AnyNode) -> Iterable[str]:
-    return call.outputs.values() if isinstance(call, Node) else (call.y,) if isinstance(call, View) else call.writes
-
-
-def _same(one: Constant, other: Constant) -> bool:
-    return one.axes == other.axes and one.array.shape == other.array.shape and bool((one.array == other.array).all())
+def _is_known(node: ir.Node) -> bool:
+    value = node.inputs[0] if node.inputs else None
+    shapes = [None if each is None else each.shape for each in (value, node.outputs[0])]
+    return value is not None and value.const_value is None and all(each is not None and each.is_static() for each in shapes)
