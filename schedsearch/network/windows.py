@@ -6,10 +6,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from schedsearch.typed import ParamsByName
+import numpy as np
+
+from schedsearch.typed import Array, ParamsByName
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The windows along one axis.
+
+    Attributes:
+        size, windows, taps: pixels of the image, windows, and pixels of a window.
+        stride, dilation: from a window to the next, and from a pixel of a window to the next.
+        before: padding in front of the image.
+    """
+
+    size: int
+    windows: int
+    taps: int
+    stride: int
+    dilation: int
+    before: int
+
+    def starts(self) -> Array:
+        """Where each window begins; negative in the padding."""
+        return np.arange(self.windows, dtype=np.int64) * self.stride - self.before
+
+    def pixels(self) -> Array:
+        """Where each pixel of each window is, [windows, taps]: in the image or in the padding around it."""
+        return self.starts()[:, None] + np.arange(self.taps, dtype=np.int64) * self.dilation
 
 
 @dataclass(frozen=True)
@@ -72,6 +100,16 @@ class Window:
             before.append(smaller if self.auto_pad == "SAME_UPPER" else larger)
             after.append(larger if self.auto_pad == "SAME_UPPER" else smaller)
         return [*before, *after]
+
+    def axes(self, image: Sequence[int], windows: Sequence[int]) -> list[Axis]:
+        """The windows along each axis.
+
+        Args:
+            image: extents of the spatial axes.
+            windows: along each.
+        """
+        columns = (image, windows, self.taps, self.strides, self.dilations, self.pads(image))  # pads: those in front
+        return [Axis(*each) for each in zip(*columns)]
 
     def params(self, image: Sequence[int]) -> ParamsByName:
         """Of the operators `conv2d` and `pool2d`."""

@@ -11,6 +11,7 @@ from schedsearch.network.chain import Read
 from schedsearch.network.evaluated import computed
 from schedsearch.network.facts import name_of
 from schedsearch.network.new_nodes import constant
+from schedsearch.typed import Array
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -138,6 +139,22 @@ class Composition:
         extents[axis] = len(chosen)
         rows = [self.constant(np.array([number], np.int64)) for number in (start, stop, axis, step)]
         return self.add("Slice", [value, *rows], extents)
+
+    def gather(self, value: ir.Value, axis: int, places: Array) -> ir.Value:
+        """The entries of an axis at these places, which are constants."""
+        extents = shape_of(value)
+        if np.array_equal(places, np.arange(extents[axis])):
+            return value
+        extents[axis] = places.size
+        return self.add("Gather", [value, self.constant(places)], extents, axis=axis)
+
+    def patches(self, images: ir.Value, places: Sequence[Array]) -> ir.Value:
+        """[n, *first, *second]: the pixels of images [n, *extents] at `places` of each axis, [first, second]."""
+        n, rank = shape_of(images)[0], len(places)
+        for axis, each in enumerate(places, 1):
+            images = self.gather(images, axis, each.ravel())
+        parted = self.reshape(images, [n, *(extent for each in places for extent in each.shape)])
+        return self.transpose(parted, [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2)])
 
     def concat(self, values: Sequence[ir.Value], axis: int) -> ir.Value:
         parts = [value for value in values if shape_of(value)[axis]]

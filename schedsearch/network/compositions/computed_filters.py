@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 def _conv(c: Composition) -> str | None:
     if (found := _shapes(c)) is None:
         return None
-    shape, filters, made = found
+    _, filters, made = found
     if folded(c.needed(1)) is not None:
         _bias_apart(c, made)
         return None
     groups, window = c.node.attributes.get_int("group", 1), Window.of(c.node, filters[2:])
     rows = c.reshape(c.needed(1), [1, groups, filters[0] // groups, math.prod(filters[1:])])
-    pads = window.pads(shape[2:])
-    _finish(c, _product(c, c.needed(0), rows, window, pads, made), made)
+    _finish(c, _product(c, c.needed(0), rows, window, made), made)
     return None
 
 
@@ -53,13 +52,12 @@ def _conv_transpose(c: Composition) -> str | None:
     if min(*before, *after) < 0:
         return "has pads that are larger than its filters; allowed: smaller ones"
     for axis, count in enumerate(window.taps, 2):
-        if count > 1:
-            weight = c.add("Gather", [weight, c.constant(np.arange(count, dtype=np.int64)[::-1])], filters, axis=axis)
+        weight = c.gather(weight, axis, np.arange(count, dtype=np.int64)[::-1])
     channels, taps = filters[0] // groups, math.prod(window.taps)  # of the image, in a group
     rows = c.transpose(c.reshape(weight, [1, groups, channels, filters[1], taps]), [0, 1, 3, 2, 4])
     rows = c.reshape(rows, [1, groups, filters[1], channels * taps])
     dense = Window(window.taps, (1,) * rank, window.dilations, "NOTSET", (*before, *after))
-    _finish(c, _product(c, _spread(c, shape, window.strides), rows, dense, [*before, *after], made), made)
+    _finish(c, _product(c, _spread(c, shape, window.strides), rows, dense, made), made)
     return None
 
 
@@ -90,38 +88,29 @@ def _finish(c: Composition, value: ir.Value, made: Sequence[int]) -> None:
     c.finish(found)
 
 
-def _product(
-    c: Composition, x: ir.Value, rows: ir.Value, window: Window, pads: Sequence[int], made: Sequence[int]
-) -> ir.Value:
+def _product(c: Composition, x: ir.Value, rows: ir.Value, window: Window, made: Sequence[int]) -> ir.Value:
     """[n, groups, channels of a group, pixels of the result].
 
     Args:
         rows: the filters, [1, groups, output channels of a group, channels of a group * taps].
-        pads: those of the window.
         made: the shape of the result.
     """
-    columns = _columns(c, x, window, pads, made[2:])
+    columns = _columns(c, x, window, made[2:])
     _, groups, _, wide = shape_of(rows)
     return c.matmul(rows, c.reshape(columns, [made[0], groups, wide, math.prod(made[2:])]))
 
 
-def _columns(c: Composition, x: ir.Value, window: Window, pads: Sequence[int], windows: Sequence[int]) -> ir.Value:
+def _columns(c: Composition, x: ir.Value, window: Window, windows: Sequence[int]) -> ir.Value:
     """[n * c, *taps, *windows]: the pixels of x at each tap of the filters."""
-    shape, rank, taps = shape_of(x), len(window.taps), window.taps
-    image = shape[2:]
-    value = c.reshape(x, [math.prod(shape[:2]), *image])
+    shape, rank = shape_of(x), len(window.taps)
+    rows, image = math.prod(shape[:2]), shape[2:]
+    pads, axes = window.pads(image), window.axes(image, windows)
+    value = c.reshape(x, [rows, *image])
     if any(pads):
         around = [extent + before + after for extent, before, after in zip(image, pads, pads[rank:])]
         margins = np.array([0, *pads[:rank], 0, *pads[rank:]], np.int64)
-        value = c.add("Pad", [value, c.constant(margins), c.constant(np.array(0), x)], [math.prod(shape[:2]), *around])
-    for axis, (count, stride, dilation, made) in enumerate(zip(taps, window.strides, window.dilations, windows), 1):
-        chosen = (np.arange(count, dtype=np.int64)[:, None] * dilation + np.arange(made) * stride).ravel()
-        extents = shape_of(value)
-        if not np.array_equal(chosen, np.arange(extents[axis])):
-            extents[axis] = chosen.size
-            value = c.add("Gather", [value, c.constant(chosen)], extents, axis=axis)
-    parted = c.reshape(value, [math.prod(shape[:2]), *(each for pair in zip(taps, windows) for each in pair)])
-    return c.transpose(parted, [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2)])
+        value = c.add("Pad", [value, c.constant(margins), c.constant(np.array(0), x)], [rows, *around])
+    return c.patches(value, [axis.pixels().T + axis.before for axis in axes])
 
 
 def _spread(c: Composition, shape: Sequence[int], strides: Sequence[int]) -> ir.Value:

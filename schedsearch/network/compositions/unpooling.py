@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schedsearch.network.compositions.composition import Composition, Rewrite, rewrite, shape_of
 from schedsearch.network.facts import constant_input, dtype_of, is_given
-from schedsearch.network.windows import Window
+from schedsearch.network.windows import Axis, Window
 from schedsearch.ops.topk import DTYPES as RANKED
 from schedsearch.typed import Array
 
@@ -24,39 +23,18 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """Windows along one axis.
+def _ends(axis: Axis) -> tuple[Array, Array]:
+    """The first and the last pixel of the image in each window. The first is behind the last where there is none."""
+    pixels, rows = axis.pixels(), np.arange(axis.windows)
+    inside = (pixels >= 0) & (pixels < axis.size)
+    first, last = inside.argmax(1), axis.taps - 1 - inside[:, ::-1].argmax(1)
+    return pixels[rows, first], np.where(inside.any(1), pixels[rows, last], -1)
 
-    Attributes:
-        size, windows, taps: pixels of the image, windows, and pixels of a window.
-        stride, dilation, before: of the pool.
-    """
 
-    size: int
-    windows: int
-    taps: int
-    stride: int
-    dilation: int
-    before: int
-
-    def starts(self) -> Array:
-        """Where each window begins; negative in the padding."""
-        return np.arange(self.windows, dtype=np.int64) * self.stride - self.before
-
-    def ends(self) -> tuple[Array, Array]:
-        """The first and the last pixel of the image in each window. The first is behind the last where there is none."""
-        starts = self.starts()
-        reach = np.arange(self.taps, dtype=np.int64) * self.dilation
-        inside = (starts[:, None] + reach >= 0) & (starts[:, None] + reach < self.size)
-        first, last = inside.argmax(1), self.taps - 1 - inside[:, ::-1].argmax(1)
-        return starts + reach[first], np.where(inside.any(1), starts + reach[last], -1)
-
-    def pixels(self) -> Array:
-        """Of each tap of each window, [windows, taps]."""
-        first, last = self.ends()
-        every = self.starts()[:, None] + np.arange(self.taps, dtype=np.int64) * self.dilation
-        return np.clip(every, first[:, None], last[:, None])
+def _pixels(axis: Axis) -> Array:
+    """Of each tap of each window, [windows, taps]; the first or last of the image for those in the padding."""
+    first, last = _ends(axis)
+    return np.clip(axis.pixels(), first[:, None], last[:, None])
 
 
 def _max_pool(c: Composition) -> str | None:
@@ -67,8 +45,8 @@ def _max_pool(c: Composition) -> str | None:
         return f"gives the places of the largest of {dtype_of(x)}; allowed: {', '.join(RANKED)}"
     shape, read = shape_of(x), c.node.attributes
     made = [int(extent) for extent in c.node.outputs[0].shape or ()]
-    axes = _axes(c.node, shape[2:], made[2:])
-    if 0 in (*shape, *made) or any((first > last).any() for first, last in (axis.ends() for axis in axes)):
+    axes = Window.of(c.node).axes(shape[2:], made[2:])
+    if 0 in (*shape, *made) or any((first > last).any() for first, last in map(_ends, axes)):
         return "has a window without pixels, of which none is the largest; allowed: windows that reach into the image"
     values = None
     if c.is_read(0):
@@ -79,12 +57,7 @@ def _max_pool(c: Composition) -> str | None:
     return None
 
 
-def _axes(node: ir.Node, image: Sequence[int], windows: Sequence[int]) -> list[_Axis]:
-    window = Window.of(node)
-    return [_Axis(*each) for each in zip(image, windows, window.taps, window.strides, window.dilations, window.pads(image))]
-
-
-def _places(c: Composition, x: ir.Value, axes: Sequence[_Axis], *, columns: bool) -> ir.Value:
+def _places(c: Composition, x: ir.Value, axes: Sequence[Axis], *, columns: bool) -> ir.Value:
     """The places [images, *windows] in the whole array; of a plane column by column if so."""
     images = math.prod(shape_of(x)[:2])
     taps = [axis.taps for axis in axes]
@@ -96,7 +69,7 @@ def _places(c: Composition, x: ir.Value, axes: Sequence[_Axis], *, columns: bool
     found = c.constant((np.arange(images, dtype=np.int64) * plane).reshape(images, *(1,) * len(axes)))
     for place, (axis, step) in enumerate(zip(axes, steps)):
         along = [axis.windows if each == place else 1 for each in range(-1, len(axes))]
-        first, last = (c.constant(each.reshape(along)) for each in axis.ends())
+        first, last = (c.constant(each.reshape(along)) for each in _ends(axis))
         at = c.constant(axis.starts().reshape(along))
         if axis.taps > 1:
             digit = c.add("Div", [tap, c.constant(np.array(math.prod(taps[place + 1 :]), np.int64))])
@@ -107,7 +80,7 @@ def _places(c: Composition, x: ir.Value, axes: Sequence[_Axis], *, columns: bool
     return found
 
 
-def _largest(c: Composition, x: ir.Value, axes: Sequence[_Axis]) -> ir.Value:
+def _largest(c: Composition, x: ir.Value, axes: Sequence[Axis]) -> ir.Value:
     """The number of the largest pixel of each window, row by row, [images, *windows]."""
     import onnx_ir as ir
 
@@ -116,16 +89,8 @@ def _largest(c: Composition, x: ir.Value, axes: Sequence[_Axis]) -> ir.Value:
     if all(axis.taps == 1 for axis in axes):
         return c.constant(np.zeros((1, *(1,) * rank), np.int64))
     value = c.reshape(x, [images, *(axis.size for axis in axes)])
-    for place, axis in enumerate(axes):
-        chosen = axis.pixels().ravel()
-        if not np.array_equal(chosen, np.arange(axis.size)):
-            extents = shape_of(value)
-            extents[1 + place] = chosen.size
-            value = c.add("Gather", [value, c.constant(chosen)], extents, axis=1 + place)
-    parted = c.reshape(value, [images, *(each for axis in axes for each in (axis.windows, axis.taps))])
-    order = [0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2)]
     rows = [images * math.prod(windows), math.prod(axis.taps for axis in axes)]
-    rowwise = c.reshape(c.transpose(parted, order), rows)
+    rowwise = c.reshape(c.patches(value, list(map(_pixels, axes))), rows)
     index = c.add("ArgMax", [rowwise], rows[:1], ir.DataType.INT64, axis=1, keepdims=0)
     return c.reshape(index, [images, *windows])
 
