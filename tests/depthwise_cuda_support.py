@@ -19,11 +19,15 @@ from schedsearch.template import Template
 from schedsearch.templates.depthwise_conv2d import (
     cuda_dw_planes,
     cuda_pixels,
+    cuda_pixels_staged,
     cuda_planes,
     cuda_weight,
+    cuda_weight_staged,
     held,
     patch_text,
     plane_text,
+    tile_text,
+    tiles,
 )
 from schedsearch.templates.parts import epilogue, planes
 from schedsearch.testing.emulator import Memory
@@ -32,7 +36,10 @@ from schedsearch.workload import Workload
 H200 = PRESETS["h200"]
 SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 6.0}
 UNITS_IN_LAST_PLACE = {"float32": 2**-22, "float16": 2**-10, "bfloat16": 2**-7}
-KERNEL_MODULES = (cuda_dw_planes, cuda_pixels, cuda_planes, cuda_weight, held, patch_text, plane_text, planes, epilogue)
+KERNEL_MODULES = (
+    cuda_dw_planes, cuda_pixels, cuda_pixels_staged, cuda_planes, cuda_weight, cuda_weight_staged, held, patch_text,
+    plane_text, tile_text, tiles, planes, epilogue,
+)  # fmt: skip
 
 
 def emulate(

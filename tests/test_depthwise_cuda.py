@@ -217,21 +217,22 @@ class FarMemory(Memory):
         super().__init__()
         self.start, self.touched = start, set[int]()
 
-    def at(self, address: int, nbytes: int) -> Any:
+    def at(self, address: int, nbytes: int, alignment: int = 1) -> Any:
         self.touched.add(int(address) - self.start)
         return np.zeros(nbytes, np.uint8)
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("layout, buffers", [("NHWC", 0), ("NHWC", 2), ("NCHW", 0)])
 def test_the_last_block_of_more_than_2_to_the_32_elements_is_where_it_belongs(
-    monkeypatch: pytest.MonkeyPatch, layout: str
+    monkeypatch: pytest.MonkeyPatch, layout: str, buffers: int
 ) -> None:
     workload = depthwise_conv2d(n=70_000, c=64, h=32, w=32, r=1, s=1, layout=layout)
     assert PIXELS.validate(workload, H200) is None
     memory = FarMemory(start=1 << 45)
     emulator = PtxEmulator(memory)
     emulator.stand_in(monkeypatch, *KERNEL_MODULES)
-    config = PIXELS.space(workload, H200).restrict({"rows": [1], "columns": [1, 2]}).sample(1, np.random.default_rng(0))[0]
+    few = PIXELS.space(workload, H200).restrict({"rows": [1], "columns": [1, 2], "buffers": [buffers]})
+    config = few.sample(1, np.random.default_rng(0))[0]
     (step,) = PIXELS.kernel(workload, H200, config).steps
     x, weight, y = 1 << 50, 1 << 51, memory.start
     emulator.run_blocks(step, [x, weight, 0, y, *[0] * (len(step.params) - 4)], [step.grid.blocks(132) - 1])

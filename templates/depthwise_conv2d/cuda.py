@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.depthwise_conv2d.cuda_pixels import Blocks, Rounds, build_kernel
+from schedsearch.templates.depthwise_conv2d.cuda_pixels_staged import build_staged_kernel, filter_bytes
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
+    BUFFERS,
     MOST_EXACT_TAPS,
     REGISTERS,
     STRIPS,
@@ -30,10 +32,13 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     patch_time,
     rules_of,
     size_problem,
+    staged_bytes,
+    stages_tiles,
     threads_of,
 )
 from schedsearch.templates.depthwise_conv2d.held import held_operands
 from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch, arrays_of, filter_pieces
+from schedsearch.templates.depthwise_conv2d.tiles import Tile, copied_bytes
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.stages import BYTES, CONVERTING, epilogue_problem
 from schedsearch.templates.parts.warm import channel_operands
@@ -49,6 +54,7 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
     version = 1
     op = "depthwise_conv2d"
     kind = "cuda"
+    added: ClassVar = {"buffers": 0}
 
     def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
         p = workload.params
@@ -76,11 +82,14 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
             )
             return -(-shape.channels // (k["channels"] * k["vector"])) * pixels * shape.images
 
+        def shared_bytes(k: Columns) -> Any:
+            filters = shape.filters * shape.rounds * shape.taps * k["channels"] * k["vector"] * 4
+            tiles = k["buffers"] * staged_bytes(shape, k["rows"] * k["tile_h"], k["columns"] * k["tile_w"], k)
+            return np.where(k["filters"] == "direct", 0, filters) + tiles
+
         derived = {
             **derived_of(shape),
-            "shared_bytes": lambda k: np.where(
-                k["filters"] == "direct", 0, shape.filters * shape.rounds * shape.taps * k["channels"] * k["vector"] * 4
-            ),
+            "shared_bytes": shared_bytes,
             "blocks": blocks,
             "waves": lambda k: blocks(k) * k["threads"] / (target.sms * target.threads_per_sm),
         }
@@ -92,13 +101,25 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
                 ("shared", "direct") if shape.filters * shape.rounds == 1 else ("shared",),
                 "shared: a block copies its filters to shared memory first; direct: each thread reads its own",
             ),
+            Knob(
+                "buffers",
+                BUFFERS
+                if stages_tiles(shape, target) and workload.params.dtype not in INTEGERS and shape.rounds == 1
+                else (0,),
+                "0: threads load their patches; more: a block stages the tile of its threads in shared memory, and those of "
+                "its next patches while one is multiplied",
+            ),
             Knob("border", ("test", "branch"), "test: every load is tested; branch: patches inside of the image are not"),
         ]
         strips = Constraint(
             "a strip is less than twice as long as the image",
             lambda k: (k["strip"] == 1) | (k["strip"] * k["rows"] * k["tile_h"] < 2 * shape.rows.targets),
         )
-        return ConfigSpace(knobs, [*rules_of(shape, target), strips], derived)
+        staged = Constraint(
+            "tiles are staged for patches of a strip, without tests of borders",
+            lambda k: (k["buffers"] == 0) | ((k["buffers"] <= k["strip"]) & (k["border"] == "test")),
+        )
+        return ConfigSpace(knobs, [*rules_of(shape, target), strips, staged], derived)
 
     def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
         """The patch with the least estimated time; see docs/kernels/depthwise.md."""
@@ -133,20 +154,28 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
         rounds = Rounds(patch, shape.filters)
         epilogue = Epilogue(workload, capability=target.compute_capability) if p.direction == "forward" else None
         source, to, weight = arrays_of(workload)
-        before, direct = f"{to}_before", config["filters"] == "direct"
+        before, direct, buffers = f"{to}_before", config["filters"] == "direct", config["buffers"]
+        shared_bytes = 0 if direct else rounds.shared_bytes(blocks.block_channels)
+        if buffers:
+            kernel = build_staged_kernel(workload, blocks, rounds, epilogue, buffers, direct)
+            shared_bytes = filter_bytes(blocks, rounds, direct) + buffers * Tile.of_sources(blocks).bytes
+        else:
+            kernel = build_kernel(workload, blocks, rounds, epilogue, config["border"] == "branch", direct)
         step = KernelStep(
-            build_kernel(workload, blocks, rounds, epilogue, config["border"] == "branch", direct),
+            kernel,
             (
                 Pointer(source), Pointer(weight), Pointer(before, optional=not p.accumulate), Pointer(to),
                 *(epilogue.params if epilogue else ()),
             ),
             Grid(blocks.count),
             blocks.threads,
-            0 if direct else rounds.shared_bytes(blocks.block_channels),
+            shared_bytes,
             min_blocks_per_sm=min_blocks(target, config),
             ahead=(weight, *(channel_operands(workload) if held_operands(patch, epilogue) else ())),
         )  # fmt: skip
         read, written = patch.alignments
+        if buffers:
+            read = max(read, copied_bytes(blocks.channels, blocks.block_channels, patch.nbytes))
         alignments = {arg.name: dtype_of(arg.dtype).nbytes for arg in workload.signature} | {source: read, to: written}
         if p.dtype in INTEGERS:  # y may have wider elements, which are stored in pieces
             alignments[to] = min(written * dtype_of(workload.output.dtype).nbytes, VECTOR_BYTES)
@@ -175,6 +204,6 @@ def _configurations(
         for registers in REGISTERS:
             yield dict(
                 vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down,
-                registers=registers, strip=strip, filters="direct" if short else "shared",
+                registers=registers, strip=strip, filters="direct" if short else "shared", buffers=0,
                 border="branch" if shape.channels_last and tile_h * tile_w > 1 else "test",
             )  # fmt: skip

@@ -6,7 +6,7 @@ reading dy once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedsearch.config import Config
@@ -33,6 +33,14 @@ class DepthwiseConv2dBothCuda(Template[DepthwiseConv2dParams]):
     version = sum(each.version for each in (*_OF_DX, *_OF_DW)) - 3  # if one changes, a configuration is another kernel
     op = "depthwise_conv2d"
     kind = "cuda"
+
+    def current(self, config: Mapping[str, int | str | bool]) -> Config:
+        """As in `Template`. Only configurations by patches lack knobs that were added later."""
+        now, more = super().current(config), dict[str, int | str | bool]()
+        for half, (*_, by_patches) in {"dx_": _OF_DX, "dw_": _OF_DW}.items():
+            if f"{half}vector" in now:
+                more |= {half + knob: value for knob, value in by_patches.added.items()}
+        return Config({**more, **now})
 
     def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
         if workload.params.direction != "grad_both":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.depthwise_conv2d.cuda_pixels import SUM_BYTES, Blocks, Rounds
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
+    BUFFERS,
     LARGEST_SIZE,
     REGISTERS,
     Shape,
@@ -28,6 +30,8 @@ from schedsearch.templates.depthwise_conv2d.cuda_space import (
     patch_time,
     rules_of,
     size_problem,
+    staged_bytes,
+    stages_tiles,
     threads_of,
 )
 from schedsearch.templates.depthwise_conv2d.cuda_weight import (
@@ -37,7 +41,9 @@ from schedsearch.templates.depthwise_conv2d.cuda_weight import (
     build_reduce,
     build_start,
 )
-from schedsearch.templates.depthwise_conv2d.patches import Patch
+from schedsearch.templates.depthwise_conv2d.cuda_weight_staged import buffer_bytes, build_staged_kernel
+from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch
+from schedsearch.templates.depthwise_conv2d.tiles import copied_bytes
 from schedsearch.workload import Workload
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -52,6 +58,7 @@ class DepthwiseConv2dDwCuda(Template[DepthwiseConv2dParams]):
     version = 1
     op = "depthwise_conv2d"
     kind = "cuda"
+    added: ClassVar = {"buffers": 0}
 
     def validate(self, workload: Workload[DepthwiseConv2dParams], target: Target) -> str | None:
         if problem := direction_problem(workload, "grad_weight") or size_problem(workload, target):
@@ -73,7 +80,10 @@ class DepthwiseConv2dDwCuda(Template[DepthwiseConv2dParams]):
             block_sums = shape.taps * k["vector"] * k["channels"]
             threads = k["channels"] * k["columns"] * k["rows"]
             parts = np.maximum(1, np.minimum(threads // block_sums, k["columns"] * k["rows"]))
-            return (shape.taps * k["vector"] * threads + block_sums * parts) * SUM_BYTES
+            h, w = k["rows"] * k["tile_h"], k["columns"] * k["tile_w"]
+            tiles = staged_bytes(shape, h, w, k) + h * w * k["channels"] * k["vector"] * shape.nbytes + VECTOR_BYTES
+            sums = (shape.taps * k["vector"] * threads + block_sums * parts) * SUM_BYTES
+            return np.maximum(sums, k["buffers"] * tiles)
 
         derived = {
             **derived_of(shape),
@@ -86,6 +96,11 @@ class DepthwiseConv2dDwCuda(Template[DepthwiseConv2dParams]):
         combine = ("workspace",) if workload.params.deterministic else ("workspace", "atomic")
         knobs = [
             *knobs_of(shape),
+            Knob(
+                "buffers", BUFFERS if stages_tiles(shape, target) else (0,),
+                "0: threads load their patches; more: a block stages the tile of its threads in shared memory, and further "
+                "ones while one is multiplied",
+            ),
             Knob("splits", SPLITS, "blocks that share channels; each adds up a part of the images"),
             Knob(
                 "combine", combine,
@@ -132,10 +147,15 @@ class DepthwiseConv2dDwCuda(Template[DepthwiseConv2dParams]):
             start = build_start(workload, reduction.filter_elements)
             grid = Grid(-(-reduction.filter_elements // REDUCE_THREADS))
             steps.append(KernelStep(start, (before, out), grid, REDUCE_THREADS))
+        build, shared_bytes, (of_x, of_dy) = build_kernel, reduction.shared_bytes, blocks.patch.alignments
+        if buffers := config["buffers"]:
+            build = functools.partial(build_staged_kernel, buffers=buffers)
+            shared_bytes = max(shared_bytes, buffers * buffer_bytes(blocks))
+            of_x = of_dy = max(of_x, copied_bytes(blocks.channels, blocks.block_channels, element))
         steps.append(
             KernelStep(
-                build_kernel(workload, reduction), (Pointer("x"), Pointer("dy"), before, out), Grid(reduction.count),
-                blocks.threads, reduction.shared_bytes, min_blocks_per_sm=min_blocks(target, config),
+                build(workload, reduction), (Pointer("x"), Pointer("dy"), before, out), Grid(reduction.count),
+                blocks.threads, shared_bytes, min_blocks_per_sm=min_blocks(target, config),
             )
         )  # fmt: skip
         if out.buffer == SUMS:
@@ -143,7 +163,6 @@ class DepthwiseConv2dDwCuda(Template[DepthwiseConv2dParams]):
             parameters = (out, before, Pointer("dw"))
             shared = REDUCE_THREADS * SUM_BYTES
             steps.append(KernelStep(reduce, parameters, Grid(reduction.reduce_blocks), REDUCE_THREADS, shared))
-        of_x, of_dy = blocks.patch.alignments
         alignments = {arg.name: element for arg in (*workload.signature, workload.output)} | {"x": of_x, "dy": of_dy}
         return KernelSource("cuda", "native", tuple(steps), workspaces, alignments)
 
@@ -168,5 +187,5 @@ def _configurations(
     for registers in REGISTERS:
         yield dict(
             vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down, registers=registers,
-            splits=splits, combine="workspace",
+            splits=splits, combine="workspace", buffers=0,
         )  # fmt: skip

@@ -37,6 +37,8 @@ ACROSS = (1, 2, 4, 7, 8, 14, 16, 28, 32)
 DOWN = (1, 2, 4, 7, 8, 14, 16, 32)
 LANES = (1, 2, 4, 8, 16, 32, 64)
 STRIPS = (1, 2, 4, 8)
+BUFFERS = (0, 1, 2, 3)  # tiles in shared memory
+LEAST_OF_COPIES = (8, 0)  # compute capability of cp.async
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Shape:
         vectors: lengths of a thread's vector of channels.
         tap_h, tap_w: taps that are unrolled.
         filters: as in `Rounds`.
+        multiplier: target channels of a source channel.
     """
 
     rows: Axis
@@ -63,6 +66,7 @@ class Shape:
     tap_h: int
     tap_w: int
     filters: int
+    multiplier: int
 
     @classmethod
     def of(cls, workload: Workload[DepthwiseConv2dParams]) -> Shape:
@@ -76,7 +80,7 @@ class Shape:
         vectors = tuple(n for n in (1, 2, 4, 8) if n <= longest)
         return cls(
             rows, columns, p.n, channels, nbytes, p.layout == "NHWC", vectors,
-            unrolled(rows), unrolled(columns), p.multiplier if of_dx else 1,
+            unrolled(rows), unrolled(columns), p.multiplier if of_dx else 1, p.multiplier,
         )  # fmt: skip
 
     @property
@@ -100,8 +104,7 @@ class Shape:
 
     def window(self, axis: Axis, tile: Any, taps: int) -> Any:
         """Sources of a patch along an axis, at most."""
-        dense = ((tile - 1) * axis.up + (taps - 1) * abs(axis.tap_step)) // axis.down + 1
-        return np.minimum(dense, -(-(tile * taps) // axis.down))
+        return np.minimum(axis.reach(tile, taps), -(-(tile * taps) // axis.down))
 
 
 def unrolled(axis: Axis) -> int:
@@ -217,6 +220,17 @@ def derived_of(shape: Shape) -> dict[str, Callable[[Columns], Any]]:
         "row_waste": lambda k: -(-shape.rows.targets // k["tile_h"]) * k["tile_h"] / shape.rows.targets,
         "column_waste": lambda k: -(-shape.columns.targets // k["tile_w"]) * k["tile_w"] / shape.columns.targets,
     }
+
+
+def stages_tiles(shape: Shape, target: Target) -> bool:
+    """Whether blocks can stage tiles: pixels have their channels side by side, as many in both arrays."""
+    return shape.channels_last and shape.multiplier == 1 and target.compute_capability >= LEAST_OF_COPIES
+
+
+def staged_bytes(shape: Shape, height: Any, width: Any, k: Columns) -> Any:
+    """Shared memory of the sources of a tile of height x width targets, at most; see `tiles.Tile`."""
+    rows, columns = shape.rows.reach(height, shape.tap_h), shape.columns.reach(width, shape.tap_w)
+    return rows * columns * k["channels"] * k["vector"] * shape.nbytes + VECTOR_BYTES
 
 
 # ---- defaults

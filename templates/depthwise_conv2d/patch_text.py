@@ -73,18 +73,18 @@ def correlate(
         text.zero_point(*_weight_zero(patch))
     base = _source_address(text, patch)
     if filter_steps:
-        weights = _held_filters(text, patch, filter_steps)
+        weights = held_filters(text, patch, filter_steps)
     else:
-        weights = _shared_filters(text, patch, weight_pitch)
+        weights = shared_filters(text, patch, weight_pitch)
     guard = _missing_taps(text, patch)
     if branch:
         inside, active = text.one("pred"), text.one("b32")
         text.add(f"setp.ne.s32 {inside}, $inside, 0; activemask.b32 {active};")
         text.add(f"vote.sync.all.pred {inside}, {inside}, {active}; @{inside} bra whole;")
-    _correlate_rows(text, patch, base, weights, guard, tested=True)
+    correlate_rows(text, patch, Rows(text, patch, base, tested=True), weights, guard)
     if branch:
         text.add("bra done; whole:")
-        _correlate_rows(text, patch, base, weights, guard, tested=False)
+        correlate_rows(text, patch, Rows(text, patch, base, tested=False), weights, guard)
         text.add("done:")
     held = {"filters": ("u32", filter_words(patch, filter_steps))} if filter_steps else {}
     return device_op(
@@ -122,7 +122,7 @@ def _missing_taps(text: Text, patch: Patch) -> Callable[[int, int], str]:
     return _guards(text, exist[0], patch.rows.taps % patch.tap_h, exist[1], patch.columns.taps % patch.tap_w)
 
 
-def _shared_filters(text: Text, patch: Patch, pitch: int) -> dict[int, list[str]]:
+def shared_filters(text: Text, patch: Patch, pitch: int) -> dict[int, list[str]]:
     """tap -> registers of its weights, one for each channel."""
     weights = {}
     for tap in range(patch.tap_h * patch.tap_w):
@@ -134,7 +134,7 @@ def _shared_filters(text: Text, patch: Patch, pitch: int) -> dict[int, list[str]
     return weights
 
 
-def _held_filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int, list[str]]:
+def held_filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict[int, list[str]]:
     """tap -> registers of its weights, one for each channel, from those that `load_filters` has filled."""
     (zero, dtype), found = _weight_zero(patch), list[list[str]]()
     for load in filter_loads(patch, steps):
@@ -150,10 +150,11 @@ def _held_filters(text: Text, patch: Patch, steps: tuple[int, int, int]) -> dict
     return {tap: elements[tap::taps] for tap in range(taps)}
 
 
-def _correlate_rows(
-    text: Text, patch: Patch, base: str, weights: dict[int, list[str]], guard: Callable[[int, int], str], tested: bool
+def correlate_rows(
+    text: Text, patch: Patch, rows: RowsAhead, weights: dict[int, list[str]], guard: Callable[[int, int], str]
 ) -> None:
-    for values, (target_row, target_column), tap in Rows(text, patch, base, tested).products():
+    """sums += sources * weights, where `weights` are those of `shared_filters` or `held_filters`."""
+    for values, (target_row, target_column), tap in rows.products():
         first = (target_row * patch.tile_w + target_column) * patch.vector
         taps, only = weights[tap[0] * patch.tap_w + tap[1]], guard(*tap)
         for i in range(patch.vector):
@@ -263,17 +264,32 @@ def add_products(patch: Patch) -> Callable[..., None]:
     """
     text = Text()
     base = _source_address(text, patch)
-    guard = _targets_outside(text, patch)
+    guard = targets_outside(text, patch)
     to = _address(text, "$target", "$target_row", "$target_column", patch.target, patch.nbytes)
-    factors: dict[tuple[int, int], list[str]] = {}
-    moved, loaded = _moved(patch), []
+    moved, loaded = moved_pieces(patch), []
     for row in range(patch.target_rows):
         row_inside = target_inside(text, "$target_row", row, patch.rows, patch.tile_h)
         for piece in moved:
             inside = target_inside(text, "$target_column", piece.first, patch.columns, patch.tile_w, row_inside)
             offset = (row * patch.target[0] + piece.first * patch.target[1]) * patch.nbytes
             loaded.append((row, piece, text.load(f"{to}+{offset}", patch.dtype, patch.vector * piece.length, inside)))
-    for values, target, (tap_row, tap_column) in Rows(text, patch, base, tested=True).products():
+    sum_products(text, patch, Rows(text, patch, base, tested=True), loaded, guard)
+    return device_op(
+        "add_products", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w * patch.vector)},
+        ins={"source": "u64", "target": "u64", **dict.fromkeys(("row", "column", "target_row", "target_column"), "i32")},
+    )  # fmt: skip
+
+
+def sum_products(
+    text: Text,
+    patch: Patch,
+    rows: RowsAhead,
+    loaded: Sequence[tuple[int, Piece, list[str]]],
+    guard: Callable[[int, int], str],
+) -> None:
+    """sums += sources * targets, with (row, access, registers) of the targets, which are widened when they are needed."""
+    factors: dict[tuple[int, int], list[str]] = {}
+    for values, target, (tap_row, tap_column) in rows.products():
         for target_row, piece, registers in loaded if not factors else ():
             found = text.widen(registers, patch.dtype, patch.vector * piece.length)
             for i in range(piece.length):
@@ -281,13 +297,9 @@ def add_products(patch: Patch) -> Callable[..., None]:
         first, only = (tap_row * patch.tap_w + tap_column) * patch.vector, guard(*target)
         for i, factor in enumerate(factors[target]):
             text.add(f"{only}fma.rn.f32 $sums[{first + i}], {values[i]}, {factor}, $sums[{first + i}];")
-    return device_op(
-        "add_products", text.block(), inout={"sums": ("f32", patch.tap_h * patch.tap_w * patch.vector)},
-        ins={"source": "u64", "target": "u64", **dict.fromkeys(("row", "column", "target_row", "target_column"), "i32")},
-    )  # fmt: skip
 
 
-def _targets_outside(text: Text, patch: Patch) -> Callable[[int, int], str]:
+def targets_outside(text: Text, patch: Patch) -> Callable[[int, int], str]:
     """(row, column) of a target -> the guard of its products. Only the last patch of an axis reaches beyond the image."""
     exist, axes = [], (("row", patch.rows, patch.tile_h), ("column", patch.columns, patch.tile_w))
     for name, axis, tile in axes:
@@ -328,7 +340,7 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
     if patch.dtype in BYTES:
         values = {place: _whole(text, sums) for place, sums in values.items()}
     most = VECTOR_BYTES // size  # elements of a store; y may have wider ones than x
-    moved = _moved(patch)
+    moved = moved_pieces(patch)
     for row in range(patch.target_rows):
         row_inside = target_inside(text, "$row", row, patch.rows, patch.tile_h)
         for piece in moved:
@@ -349,7 +361,7 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
     return device_op("finish", body, inout=inout, ins=ins, unused=ins)
 
 
-def _moved(patch: Patch) -> Sequence[Piece]:
+def moved_pieces(patch: Patch) -> Sequence[Piece]:
     """Accesses that move a row of targets of a patch."""
     return [Piece(i, 1) for i in range(patch.target_columns)] if patch.channels_last else patch.target_pieces
 

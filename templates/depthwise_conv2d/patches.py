@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
@@ -72,6 +73,10 @@ class Axis:
                 if not rest:
                     found.setdefault(source, []).append((target, tap))
         return dict(sorted(found.items()))
+
+    def reach(self, targets: Any, taps: int) -> Any:
+        """Sources from the first to the last one that neighbouring targets meet, at most."""
+        return ((targets - 1) * self.up + (taps - 1) * abs(self.tap_step)) // self.down + 1
 
     def patches(self, tile: int) -> int:
         """Patches of `tile` targets."""
