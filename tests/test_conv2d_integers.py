@@ -93,7 +93,7 @@ def computed(device: CpuDevice, w: Workload, arrays: Mapping[str, Array]) -> Arr
     ],
     ids=str,
 )
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_sums_are_those_of_a_model_in_int64(device: CpuDevice, change: dict[str, Any]) -> None:
     w = conv2d(**{**SHAPE, **change})
     unsigned = w.dtype == w.weight_dtype == "uint8" and not w.zero_points

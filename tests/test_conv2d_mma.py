@@ -75,7 +75,7 @@ def test_every_way_of_loading_and_storing_computes_the_convolution(
 
 @pytest.mark.parametrize("late_copies", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_every_schedule_computes_the_same(
     monkeypatch: pytest.MonkeyPatch, schedule: dict[str, Any], late_copies: bool
 ) -> None:

@@ -117,7 +117,7 @@ FORMS: dict[str, tuple[dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize("name", EMULATED)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_all_steps_together_compute_the_convolution(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     w = conv(**EMULATED[name])
     inner = Packed(w, H200).workload
@@ -126,7 +126,7 @@ def test_all_steps_together_compute_the_convolution(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_x_in_blocks_gives_the_same_sums(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     change, x, batch = FORMS[name]
     assert_computes(monkeypatch, conv(**change), x, batch)

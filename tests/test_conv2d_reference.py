@@ -70,7 +70,7 @@ def computed(device: CpuDevice, workload: Workload, arrays, scalars=None):  # ty
         (SHAPES["groups"], ("NCHW", "OHWI")),
     ],
 )
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_the_cpu_kernel_and_the_points_agree_with_numpy(device, shape, layouts):
     workload = Workload.conv2d(**shape, dtype="float32", layout=layouts[0], weight_layout=layouts[1])
     arrays = integer_arguments(workload)
@@ -101,7 +101,7 @@ def test_every_dtype_is_read_exactly(device, dtype):
         (("clip", "scale_shift", "leaky_relu"), "NHWC"),
     ],
 )
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_epilogue_stages_apply_in_order(device, epilogue, layout):
     workload = Workload.conv2d(n=2, h=5, w=6, c=3, k=6, r=3, s=3, dtype="float32", layout=layout, epilogue=epilogue)
     arrays = integer_arguments(workload)
@@ -159,7 +159,7 @@ def test_points_are_computed_in_bounded_pieces():
 
 @pytest.mark.parametrize("preset", ["a100", "h200"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.mostly_long(5)
+@pytest.mark.mostly_long(10)
 def test_the_cuda_kernel_compiles_without_a_gpu(preset, dtype):
     pytest.importorskip("numba.cuda.extending", reason="needs the extra cu12 or cu13")
     workload = Workload.conv2d(**SHAPES["groups"], dtype=dtype, epilogue=("bias", "residual", "clip"))

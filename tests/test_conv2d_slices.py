@@ -93,7 +93,7 @@ def test_conv2d_mma_stores_into_a_slice(monkeypatch: pytest.MonkeyPatch, form: d
 
 
 @every_form
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_conv2d_simt_stores_into_a_slice(monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
     workload = Workload.conv2d(**{**SHAPE, **form}, dtype="float32")
     emulator = SimtEmulator(Memory(), lambda value, *_: value, True)

@@ -100,7 +100,7 @@ def test_an_impossible_form_is_refused_with_the_remedy(change: dict[str, Any], w
 
 # --- References -------------------------------------------------------------------------------------------------------
 @every_form
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_the_reference_has_every_form(form: dict[str, Any]) -> None:
     workload = Workload.conv2d(**{**SHAPE, **form}, dtype="float32")
     arrays, reference, device = integer_arguments(workload), load_reference("conv2d"), CpuDevice(detect("cpu"))
@@ -139,7 +139,7 @@ def test_conv2d_mma_stores_every_form(monkeypatch: pytest.MonkeyPatch, form: dic
 
 
 @every_form
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_conv2d_simt_stores_every_form(monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]) -> None:
     workload = Workload.conv2d(**{**SHAPE, **form}, dtype="float32")
     emulator = SimtEmulator(Memory(), lambda value, *_: value, True)

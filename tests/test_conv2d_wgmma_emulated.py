@@ -204,7 +204,7 @@ WAYS = {"copies at once": False, "copies late": True}
 
 
 @pytest.mark.parametrize(("shape", "config", "late"), each_one_way(CASES, WAYS))
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_the_kernel_computes_the_convolution(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], config: dict[str, Any], late: bool
 ) -> None:
@@ -351,7 +351,7 @@ class Requantise:
 
 
 @pytest.mark.parametrize(("shape", "config", "late"), each_one_way(INTEGER_CASES, WAYS))
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(12)
 def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, late: bool) -> None:
     run_integers(monkeypatch, shape, config, ClusterEmulator(Memory(), lambda value, *_: value, late))
 

@@ -146,7 +146,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in SLOW)) for case in CASES])
-@pytest.mark.mostly_long(5)
+@pytest.mark.mostly_long(15)
 def test_results_are_those_of_a_model_in_int64(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     (shape, config), late = CASES[case], list(CASES).index(case) % 2 == 0
     w, memory = conv2d(**shape), Memory()

@@ -121,7 +121,7 @@ def variants() -> list[Any]:
 
 
 @pytest.mark.parametrize(("shape", "layout", "config"), variants())
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_shapes_in_both_layouts(device, shape, layout, config):
     workload = Workload.conv2d(**shape, dtype="float32", layout=layout)
     check(device, workload, [some_configs(workload, 1)[config == "random"]])

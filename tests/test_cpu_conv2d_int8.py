@@ -97,7 +97,7 @@ LONG = ("int8 by uint8, in place, other layout of weights, bfloat16", "NCHW32c i
 
 
 @pytest.mark.parametrize("case", except_long(CASES, LONG))
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_the_default_is_exact(device: CpuDevice, case: str) -> None:
     w = conv2d(**CASES[case])
     check(device, w, default(w))

@@ -82,6 +82,7 @@ def test_kernels_with_more_taps_than_registers_take_several_passes(device: CpuDe
 
 
 @pytest.mark.parametrize("direction", ["grad_input", "grad_weight"])
+@pytest.mark.mostly_long(2)
 def test_a_gradient_is_added_in_place(device: CpuDevice, direction: str) -> None:
     workload = depthwise_conv2d(**LAYER, direction=direction, accumulate=True, layout="NCHW")
     arrays, name = small_integers(workload), workload.output.name

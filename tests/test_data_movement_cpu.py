@@ -54,7 +54,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
 
 
 @pytest.mark.parametrize("number", range(30))
-@pytest.mark.mostly_long(6)
+@pytest.mark.mostly_long(12)
 def test_every_element_arrives(device: CpuDevice, number: int) -> None:
     rng = np.random.default_rng([19, number])
     workload = random_workload(rng)

@@ -94,7 +94,7 @@ def test_the_defaults_of_operators_move_every_element(monkeypatch: pytest.Monkey
         ((160, 112), (1, 0), "int8"),  # the last tiles are not full
     ],
 )
-@pytest.mark.mostly_long(2)
+@pytest.mark.mostly_long(6)
 def test_threads_that_store_several_vectors_move_every_element(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], order: tuple[int, ...], dtype: str
 ) -> None:

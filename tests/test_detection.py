@@ -113,7 +113,7 @@ def test_emulated_suppression_is_the_definition(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("shape", ALIGNMENTS, ids=str)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_emulated_alignment_is_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     template = TEMPLATES["roi_align"][0]
     for workload in (roi_align(**shape), roi_align(**shape, dynamic=True)):
@@ -178,14 +178,22 @@ def describe(workload: Workload, place: int, index: int) -> str:
     return workload.definition.wrong_index(workload.params, place, index, names)
 
 
-def test_cpu_kernels_are_the_definition(device: CpuDevice) -> None:
-    for workload in (nms(**SUPPRESSIONS[0]), nms(**SUPPRESSIONS[2])):
-        arrays = example(workload)
-        assert_equal(workload, on_device(device, TEMPLATES["nms"][1], workload, arrays), expected(workload, arrays))
-    for workload in (roi_align(**ALIGNMENTS[0], dynamic=True), roi_align(**ALIGNMENTS[2]), roi_align(**ALIGNMENTS[1])):
-        arrays = example(workload)
-        found = on_device(device, TEMPLATES["roi_align"][1], workload, arrays)
-        assert_equal(workload, found, expected(workload, arrays), tolerance(workload))
+@pytest.mark.parametrize(
+    "workload",
+    [
+        nms(**SUPPRESSIONS[0]),
+        nms(**SUPPRESSIONS[2]),
+        roi_align(**ALIGNMENTS[1]),
+        roi_align(**ALIGNMENTS[2]),
+        roi_align(**ALIGNMENTS[0], dynamic=True),
+    ],
+    ids=lambda workload: workload.label,
+)
+@pytest.mark.mostly_long(3)
+def test_cpu_kernels_are_the_definition(device: CpuDevice, workload: Workload) -> None:
+    arrays = example(workload)
+    found = on_device(device, TEMPLATES[workload.op][1], workload, arrays)
+    assert_equal(workload, found, expected(workload, arrays), 0 if workload.op == "nms" else tolerance(workload))
 
 
 @pytest.mark.long

@@ -276,7 +276,7 @@ def test_the_reference_is_the_definition(workload: Workload, used: tuple[int, ..
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=() if n in (2, 4) else pytest.mark.long) for n in range(len(CASES))]
 )
-@pytest.mark.mostly_long(2)
+@pytest.mark.mostly_long(4)
 def test_a_cpu_kernel_is_the_definition(device: CpuDevice, number: int) -> None:
     workload, used = CASES[number]
     assert_is(workload, on_device(device, CPU, workload, example(workload, used)), definition(workload, used))

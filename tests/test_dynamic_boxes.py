@@ -98,7 +98,7 @@ LONG = ("two inputs, half", "a window", "side by side", "of other sizes", "rows 
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
-@pytest.mark.mostly_long(8)
+@pytest.mark.mostly_long(16)
 def test_all_sizes_between_the_bounds(device: Any, name: str) -> None:
     inputs, nodes, constants = CASES[name]
     made = model(inputs, *nodes, results=1 + (name in TWO_RESULTS), **constants)

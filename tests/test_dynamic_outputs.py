@@ -58,7 +58,7 @@ def model_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", RESULTS)
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(12)
 def test_results_have_the_values_and_shapes_of_onnx(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     given = {"x": X, "s": np.array(2.5, np.float32), "i": np.array(-2)}

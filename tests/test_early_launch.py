@@ -233,6 +233,7 @@ WAIT_OPCODE, LOAD_OPCODE, BARRIER_OPCODE = 0x82E, 0x981, 0x5A7
 
 
 @pytest.mark.parametrize("name", ["depthwise_conv2d_cuda", "conv2d_few_outputs"])
+@pytest.mark.mostly_long(2)
 def test_the_assembler_leaves_the_loads_of_constants_in_front_of_the_wait(name: str) -> None:
     """It moves the wait up over loads by ld.global.nc, which it takes for loads of what nothing writes."""
     channels = dict(c=576) if name.startswith("depthwise") else dict(c=16, k=8)

@@ -206,9 +206,10 @@ def test_the_bound_holds_for_float32_and_is_not_wide(changes: dict[str, Any]) ->
     assert np.quantile(bounds, 0.25) < 1e-5  # others are next to a half, or have a small base
 
 
-def test_verification_accepts_cpu_kernels(device: CpuDevice) -> None:
-    for changes in (EVERY[3], EVERY[8], EVERY[9]):
-        assert verdict(device, CPU, every(changes)) is None
+@pytest.mark.parametrize("changes", [EVERY[3], EVERY[8], EVERY[9]], ids=str)
+@pytest.mark.mostly_long(3)
+def test_verification_accepts_cpu_kernels(device: CpuDevice, changes: dict[str, Any]) -> None:
+    assert verdict(device, CPU, every(changes)) is None
 
 
 @pytest.mark.parametrize(

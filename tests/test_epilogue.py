@@ -213,7 +213,7 @@ def test_without_stages_there_is_no_arithmetic() -> None:
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
 @pytest.mark.parametrize(("target", "arch"), [("a100", "sm_80"), ("h200", "sm_90a"), ("b200", "sm_100")])
-@pytest.mark.mostly_long(5)
+@pytest.mark.mostly_long(15)
 def test_all_stages_assemble(dtype: str, out_dtype: str, target: str, arch: str) -> None:
     workload = conv(*ALL_STAGES, dtype=dtype, out_dtype=out_dtype)
     transposed = (transposed_step(workload, 32), transposed_step(workload, 5))

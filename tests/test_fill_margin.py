@@ -90,7 +90,7 @@ def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, wo
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda each: each.label)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_a_cpu_kernel_is_the_definition(device: CpuDevice, workload: Workload) -> None:
     for arrays in examples(workload):
         assert_equal(workload, on_device(device, CPU, workload, arrays), {"y": definition(workload, arrays)})

@@ -163,7 +163,7 @@ def check_on_cpu(device: CpuDevice, workload: Workload, config: Config, rng: np.
 
 
 @pytest.mark.parametrize("number", range(12))
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(12)
 def test_the_cpu_moves_every_element(device: CpuDevice, number: int) -> None:
     rng = np.random.default_rng([11, number])
     workload = random_workload(rng)
@@ -258,7 +258,7 @@ class TestCudaTemplate(TemplateContract):
 
 @pytest.mark.parametrize("target", [target_of(7, 5), target_of(8, 0), H200], ids=lambda target: target.name)
 @pytest.mark.parametrize("name", ["int8", "fp16"])
-@pytest.mark.mostly_long(5)
+@pytest.mark.mostly_long(10)
 def test_defaults_spill_nothing_and_use_wide_accesses(target: Target, name: str) -> None:
     workload = layout_transform(**{**WIDE[name], "n": 8, "h": 56, "w": 56})
     config = CUDA.default(workload, target, CUDA.space(workload, target))

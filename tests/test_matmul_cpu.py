@@ -74,7 +74,7 @@ BATCHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("number", except_long(range(len(DENSE) + len(BATCHES)), long=(0, 5, 6)))
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_products_in_every_form_are_exact(device: CpuDevice, number: int) -> None:
     """Every other one with a random configuration, the others with the default."""
     params = {"dtype": "float32", **[*DENSE, *BATCHES][number]}

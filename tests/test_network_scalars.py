@@ -65,7 +65,7 @@ def check(model: Any, folder: Path) -> None:
     [(op, shape) for op in ("ReduceMean", "ReduceMax", "ReduceL2") for shape in ((2, 3, 4), (5,), ())]
     + [("ReduceLogSumExp", (3, 4))],
 )
-@pytest.mark.mostly_long(5)
+@pytest.mark.mostly_long(15)
 def test_a_reduction_of_every_axis_is_a_scalar(op: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     check(model_of([helper.make_node(op, ["x"], ["y"], keepdims=0)], [("x", FLOAT, shape)], ["y"]), tmp_path)
 
@@ -123,7 +123,7 @@ SCALARS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCALARS)
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_a_scalar_stays_one(name: str, tmp_path: Path) -> None:
     check(SCALARS[name], tmp_path)
 
@@ -179,7 +179,7 @@ OUTPUTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_outputs_need_not_be_computed(name: str, tmp_path: Path) -> None:
     check(OUTPUTS[name], tmp_path)
 

@@ -110,7 +110,7 @@ ADDENDS = (None, (), (1,), (7,), (1, 7), (3, 1), (3, 7), (1, 1))
 
 
 @pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)])
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_gemm_takes_transposes_factors_and_any_addend(transposed: tuple[int, int]) -> None:
     a, b = numbers(1, *((5, 3) if transposed[0] else (3, 5))), numbers(2, *((7, 5) if transposed[1] else (5, 7)))
     product = (a.T if transposed[0] else a).astype(np.float64) @ (b.T if transposed[1] else b)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -285,16 +283,3 @@ class TestPyTorch:
         check(
             screen, clock, *RUN, "exporting the model", "measuring layer 0", "the model remains as it was: none of 1 layer"
         )
-
-
-def test_what_is_deployed_loads_no_rich(tmp_path: Path) -> None:
-    """Neither the import nor a kernel from its record, whatever its terminal is."""
-    code = (
-        "import sys, schedsearch; wl = schedsearch.Workload.conv2d(n=1, h=6, w=6, c=4, k=4, r=1, s=1, dtype='float32')\n"
-        "schedsearch.compile(wl, sys.argv[1], target='cpu', allow=('exact',)); print('rich' in sys.modules)"
-    )
-    task = schedsearch.Task(CONVOLUTION, restrict={"threads": [1]})
-    db = tmp_path / "t.db"
-    schedsearch.tune([task], db, target="cpu", trials=1, workers=1, tuner="grid", templates=["conv2d_cpu"], progress=False)
-    done = subprocess.run([sys.executable, "-c", code, str(db)], capture_output=True, text=True, timeout=240)
-    assert done.stdout.strip() == "False", done.stderr

@@ -157,7 +157,7 @@ FREE_TEXT = {("artifact", "machine"), ("artifact", "created_at"), ("run", "id"),
 
 
 @pytest.mark.parametrize(("table", "column"), COLUMNS)
-@pytest.mark.mostly_long(6)
+@pytest.mark.mostly_long(12)
 def test_no_value_in_any_column_ends_a_reader(table: str, column: str, relaxed: bytes, tmp_path: Path) -> None:
     """Neither a traceback nor a lost neighbour: the records that do not depend on the damaged row are all there."""
     depends = {"record": {1}, "workload": {1, 2, 3}, "toolchain": {1, 2, 3}}.get(table, set())

@@ -74,7 +74,7 @@ def example(workload: Workload, seed: int = 0, extent: float = 0.7) -> dict[str,
 
 
 @pytest.mark.parametrize("shape", TOPKS, ids=str)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_emulated_topk_is_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     template, workload = TEMPLATES["topk"][0], topk(**shape)
     for each, loads in ((workload, 1), (workload.replace(dynamic=True), 2)):
@@ -95,7 +95,7 @@ SHARED_ROWS: list[tuple[dict[str, Any], int, float]] = [
 
 
 @pytest.mark.parametrize("shape, splits, extent", SHARED_ROWS, ids=str)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_blocks_that_share_a_row(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], splits: int, extent: float) -> None:
     """Equal numbers lie in the parts of all blocks."""
     workload = topk(**shape)
@@ -113,7 +113,7 @@ def test_equal_numbers_of_a_shared_row_come_in_their_order(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("shape", NONZEROS, ids=str)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_emulated_nonzero_is_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     template, workload = TEMPLATES["nonzero"][0], nonzero(**shape)
     for arrays in (example(workload), {"x": np.zeros(workload.x, np.float32)}):

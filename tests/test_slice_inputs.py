@@ -84,7 +84,7 @@ def device() -> Iterator[CpuDevice]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_cpu_kernels_read_slices(device: CpuDevice, seed: int) -> None:
     workload = random_workload(seed)
     arrays, expected = example(workload)

@@ -146,7 +146,7 @@ ON_CPU = ("pool, channels last", "chain, planes", "linear, channels last", "bord
 
 
 @pytest.mark.parametrize("name", ON_CPU)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_cpu_kernels_store_into_slices(device: CpuDevice, name: str) -> None:
     """Verification compares the slice, and finds writes around it."""
     workload = EVERY[name].replace(dtype="float32") if EVERY[name].op != "elementwise" else EVERY[name]

@@ -125,7 +125,7 @@ def some_source(template: Template, preset: str, seed: int) -> KernelSource | No
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_spaces_hold_what_a_card_can_launch_only(preset: str) -> None:
     target, launched = PRESETS[preset], 0
     for name in workloads():

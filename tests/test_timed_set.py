@@ -56,7 +56,7 @@ def split(products: np.ndarray, parts: int) -> np.ndarray:
 @pytest.mark.parametrize("out", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("k", [16, 147, 576, 4608, 65536])
-@pytest.mark.mostly_long(4)
+@pytest.mark.mostly_long(8)
 def test_every_order_of_float32_sums_is_within_the_tolerance(dtype: str, out: str, k: int) -> None:
     """One after the other, in the blocks of tensor cores that truncate, and split over k; then rounded once."""
     workload = Workload.conv2d(n=1, h=16, w=16, c=k, k=8, r=1, s=1, dtype=dtype, out_dtype=out)
@@ -85,7 +85,7 @@ def test_every_order_of_float32_sums_is_within_the_tolerance(dtype: str, out: st
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("epilogue", STAGES)
-@pytest.mark.mostly_long(14)
+@pytest.mark.mostly_long(42)
 def test_a_right_kernel_passes_with_every_stage(device: Device, epilogue: tuple[str, ...], mode: str) -> None:
     workload = Workload.conv2d(n=1, h=9, w=8, c=16, k=16, r=3, s=3, padding=1, dtype="float32", epilogue=epilogue)
     template = load_template("conv2d_cpu")

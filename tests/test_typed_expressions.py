@@ -277,7 +277,7 @@ def test_operators_of_integers_take_no_floats(expression: str, message: str) -> 
         for number, each in enumerate(TYPED)
     ],
 )
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(9)
 def test_verification_accepts_kernels(device: CpuDevice, each: dict[str, Any]) -> None:
     made = workload(each["expression"], each["out_dtype"], (40, 64))
     assert verdict(device, CPU, made) is None
@@ -308,17 +308,26 @@ def test_kernels_for_gpus_compile(chosen: list[dict[str, Any]]) -> None:
         assert ".entry kernel" in _compile_to_ptx(step, "kernel", "sm_90")
 
 
-@pytest.mark.parametrize("vector", [1, 2, 4, 8])
-@pytest.mark.mostly_long(4)
-def test_vectors_of_every_width_hold_every_integer(device: CpuDevice, monkeypatch: pytest.MonkeyPatch, vector: int) -> None:
+@pytest.mark.parametrize("out_dtype", ["int64", "uint32", "int16", "uint8"])
+@pytest.mark.mostly_long(3)
+def test_a_cpu_converts_every_integer(device: CpuDevice, out_dtype: str) -> None:
     arrays = numbers(np.random.default_rng(1))
+    for name in "ijkmnuv":
+        found = on_cpu(device, CPU, workload(f"int64({name})", out_dtype), {name: arrays[name]})
+        np.testing.assert_array_equal(found, arrays[name].astype(out_dtype))
+
+
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_vectors_of_every_width_hold_every_integer(monkeypatch: pytest.MonkeyPatch, vector: int) -> None:
+    arrays, config, widths = numbers(np.random.default_rng(1)), Config(vector=vector, unroll=1, threads=64), 0
     for name in "ijkmnuv":
         for out_dtype in ("int64", "uint32", "int16", "uint8"):
             made = workload(f"int64({name})", out_dtype)
-            if CUDA.space(made, H200).check(Config(vector=vector, unroll=1, threads=64)):
-                continue
-            for found in both(device, monkeypatch, made, arrays, vector):
+            if not CUDA.space(made, H200).check(config):
+                found = emulated(monkeypatch, CUDA, made, {name: arrays[name]}, config, *MODULES)
                 np.testing.assert_array_equal(found, arrays[name].astype(out_dtype))
+                widths += 1
+    assert widths >= 8
 
 
 @pytest.mark.gpu

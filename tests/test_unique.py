@@ -63,7 +63,7 @@ def example(workload: Workload, seed: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(6)
 def test_emulated_kernels_are_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any]) -> None:
     """Also with tiles so small that the runs of the sorting network are longer."""
     workload = unique(**shape)
