@@ -21,6 +21,7 @@ from schedsearch import Workload, depthwise_conv2d
 from schedsearch.device.detect import detect
 from schedsearch.target import PRESETS, Target
 from schedsearch.template import load_template
+from schedsearch.templates.depthwise_conv2d.cuda_pixels import filter_pitch
 from schedsearch.templates.depthwise_conv2d.patches import Axis, Patch, Piece, pieces
 from schedsearch.testing.emulator import Memory
 from schedsearch.testing.template_contract import TemplateContract
@@ -138,6 +139,13 @@ def test_a_row_of_nchw_takes_few_loads() -> None:
     patch = Patch.of(layer(64, 112, layout="NCHW"), 4, 8, 3, 3, 1)
     assert [piece.length for piece in patch.source_pieces] == [1, 8, 1]
     assert patch.alignments == (16, 16)
+
+
+def test_threads_that_copy_neighbouring_taps_write_to_different_banks() -> None:
+    """Shared memory has 32 banks of 4 bytes. A vector of 4 channels is 16 bytes, which its loads need aligned."""
+    taps = [filter_pitch(block_channels=64, vector=1) // 4 * tap % 32 for tap in range(32)]
+    assert len(set(taps)) == 32
+    assert filter_pitch(block_channels=64, vector=4) % 16 == 0 and filter_pitch(block_channels=64, vector=8) % 16 == 0
 
 
 # ---- emulated

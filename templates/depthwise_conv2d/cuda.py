@@ -15,7 +15,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
-from schedsearch.templates.depthwise_conv2d.cuda_pixels import Blocks, Rounds, build_kernel
+from schedsearch.templates.depthwise_conv2d.cuda_pixels import Blocks, Rounds, build_kernel, filter_pitch
 from schedsearch.templates.depthwise_conv2d.cuda_pixels_staged import build_staged_kernel, filter_bytes
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
     BUFFERS,
@@ -83,7 +83,7 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
             return -(-shape.channels // (k["channels"] * k["vector"])) * pixels * shape.images
 
         def shared_bytes(k: Columns) -> Any:
-            filters = shape.filters * shape.rounds * shape.taps * k["channels"] * k["vector"] * 4
+            filters = shape.filters * shape.rounds * shape.taps * filter_pitch(k["channels"] * k["vector"], k["vector"])
             tiles = k["buffers"] * staged_bytes(shape, k["rows"] * k["tile_h"], k["columns"] * k["tile_w"], k)
             return np.where(k["filters"] == "direct", 0, filters) + tiles
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numba import cuda
 
 from schedsearch.backend.ops import shared_base
@@ -25,6 +26,13 @@ from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.workload import Workload
 
 SUM_BYTES = 4
+FILTERS_AT_ONCE = 8  # elements of the weight whose loads a thread has in flight when it copies them
+
+
+def filter_pitch(block_channels: Any, vector: Any) -> Any:
+    """Bytes of shared memory from a tap of a block's filters to the next: threads that copy neighbouring taps of a filter
+    write to different banks, and a vector of channels stays aligned."""
+    return (block_channels + np.minimum(vector, 4)) * SUM_BYTES
 
 
 @dataclass(frozen=True)
@@ -134,8 +142,12 @@ class Rounds:
         rows, columns = self.patch.rows, self.patch.columns
         return self.patch.tap_h * rows.tap_step // rows.down, self.patch.tap_w * columns.tap_step // columns.down
 
+    def pitch(self, block_channels: int) -> int:
+        """Bytes of shared memory from a tap to the next one."""
+        return int(filter_pitch(block_channels, self.patch.vector))
+
     def shared_bytes(self, block_channels: int) -> int:
-        return self.filters * self.taps * block_channels * SUM_BYTES
+        return self.filters * self.taps * self.pitch(block_channels)
 
 
 def build_kernel(
@@ -166,7 +178,8 @@ def build_kernel(
     row_up, row_down, column_up, column_down = patch.rows.up, patch.rows.down, patch.columns.up, patch.columns.down
     rows_of_taps, columns_of_taps = rounds.rows, rounds.columns
     next_row, next_column = rounds.steps
-    round_bytes = patch.tap_h * patch.tap_w * block_channels * SUM_BYTES
+    pitch = rounds.pitch(block_channels)
+    round_bytes = patch.tap_h * patch.tap_w * pitch
     place, thread_place, lies_inside = blocks.place(), blocks.thread_place(), _inside(patch)
     zero_points = _zero_points(patch, epilogue)
     copy_filters = filter_copies(workload, blocks, rounds, zero_points)
@@ -175,7 +188,7 @@ def build_kernel(
     load_filters, filter_words = held.load_filters(patch, filter_steps), held.filter_words(patch, filter_steps)
     load_operands, operand_words = held.load_operands(patch, epilogue), held.held_operands(patch, epilogue)
     holds, array_of_operands = operand_words > 0, max(operand_words, 1)  # an array has a constant size, not 0
-    correlate = patch_text.correlate(patch, block_channels * SUM_BYTES, branch, filter_steps if direct else None)
+    correlate = patch_text.correlate(patch, pitch, branch, filter_steps if direct else None)
     finish = patch_text.finish(patch, epilogue, out, p.accumulate)
 
     def kernel(source: Any, weight: Any, before: Any, target: Any, *operands: Any) -> None:
@@ -292,28 +305,38 @@ def filter_copies(
     tap_h, tap_w, columns_of_taps = patch.tap_h, patch.tap_w, rounds.columns
     all_taps_h, all_taps_w = patch.rows.taps, patch.columns.taps
     count, taps_first = filters * taps * block_channels, of_filter > 1
-    fetch = patch_text.fetch_weight(patch)
+    pitch, at_once = rounds.pitch(block_channels), min(FILTERS_AT_ONCE, -(-count // threads))
+    load = patch_text.load_weight(patch)
+
+    def place(number: Any) -> Any:
+        """(filter of the channel, tap, channel of the block) that a thread copies."""
+        if taps_first:  # neighbours in memory
+            rest = u32(number // u32(taps))
+            tap = u32(number - rest * taps)
+            channel = u32(rest // u32(filters))
+            return u32(rest - channel * filters), tap, channel
+        channel = u32(number % u32(block_channels))
+        rest = u32(number // u32(block_channels))
+        return u32(rest // u32(taps)), u32(rest % u32(taps)), channel
 
     def copy_filters(shared: Any, weight: Any, thread: Any, first: Any, operands: Any) -> None:
-        for number in range(i32(thread), i32(count), i32(threads)):
-            if taps_first:  # neighbours in memory
-                rest = u32(u32(number) // u32(taps))
-                tap = u32(number - rest * taps)
-                channel = u32(rest // u32(filters))
-                j = u32(rest - channel * filters)
-            else:
-                channel = u32(u32(number) % u32(block_channels))
-                rest = u32(u32(number) // u32(block_channels))
-                tap = u32(rest % u32(taps))
-                j = u32(rest // u32(taps))
-            one_round = u32(tap // u32(tap_h * tap_w))
-            within = u32(tap - one_round * (tap_h * tap_w))
-            row = u32(one_round // columns_of_taps * tap_h + within // tap_w)
-            column = u32(one_round % columns_of_taps * tap_w + within % tap_w)
-            k = i32(first + i32(channel))
-            inside = (k < channels) & (row < all_taps_h) & (column < all_taps_w)
-            offset = i64(i64(k * filters + i32(j)) * of_filter + i64(row) * of_row + i64(column) * of_column)
-            to = u32(shared + ((j * taps + tap) * block_channels + channel) * SUM_BYTES)
-            fetch(to, u64(weight + u64(offset * element)), i32(inside), *zero_points(operands))
+        values = cuda.local.array(at_once, f32)
+        for start in range(i32(thread), i32(count), i32(threads * at_once)):
+            for i in range(at_once):
+                number = u32(start + i * threads)
+                j, tap, channel = place(number)
+                one_round = u32(tap // u32(tap_h * tap_w))
+                within = u32(tap - one_round * (tap_h * tap_w))
+                row = u32(one_round // columns_of_taps * tap_h + within // tap_w)
+                column = u32(one_round % columns_of_taps * tap_w + within % tap_w)
+                k = i32(first + i32(channel))
+                inside = (k < channels) & (row < all_taps_h) & (column < all_taps_w) & (number < count)
+                offset = i64(i64(k * filters + i32(j)) * of_filter + i64(row) * of_row + i64(column) * of_column)
+                values[i] = load(u64(weight + u64(offset * element)), i32(inside), *zero_points(operands))
+            for i in range(at_once):
+                number = u32(start + i * threads)
+                if number < count:
+                    j, tap, channel = place(number)
+                    ptx.store_shared_f32(u32(shared + (j * taps + tap) * pitch + channel * SUM_BYTES), values[i])
 
     return copy_filters

@@ -59,7 +59,7 @@ def build_staged_kernel(
     load_filters, filter_words = held.load_filters(patch, filter_steps), held.filter_words(patch, filter_steps)
     load_operands, operand_words = held.load_operands(patch, epilogue), held.held_operands(patch, epilogue)
     holds, array_of_operands = operand_words > 0, max(operand_words, 1)  # an array has a constant size, not 0
-    correlate = correlate_staged(patch, tile, block_channels * SUM_BYTES, filter_steps if direct else None)
+    correlate = correlate_staged(patch, tile, rounds.pitch(block_channels), filter_steps if direct else None)
     finish = patch_text.finish(patch, epilogue, out, p.accumulate)
     wait = ptx.cp_async_wait(buffers - 1)
 

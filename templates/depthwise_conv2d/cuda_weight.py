@@ -177,6 +177,32 @@ def block_sums(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) 
     write = patch_text.write_gradient(p.dtype, p.accumulate)
     write_part, add_to_global = patch_text.write_gradient("float32", False), patch_text.add_to_global()
 
+    part_step = parts * pixel_step * SUM_BYTES
+    rounds, rest = divmod(pixels // parts, SUMMED_AT_ONCE)
+    add_round, add_rest = (patch_text.add_shared(pixels, part_step) for pixels in (SUMMED_AT_ONCE, rest))
+    left_over, summed = pixels % parts, pixels // parts * parts
+
+    def finish(
+        place: Any, total: Any, first: Any, first_row: Any, first_column: Any, split: Any, before: Any, out: Any
+    ) -> None:
+        own = i32(place // lanes)
+        k = i32(first + place % lanes * vector + own % vector)
+        tap = i32(own // vector)
+        row, column = i32(first_row + tap // tap_w), i32(first_column + tap % tap_w)
+        if (k < channels) & (row < taps_h) & (column < taps_w):
+            if to_filter:
+                offset = i64(i64(k) * of_filter + row * of_row + column * of_column)
+            else:
+                offset = i64(i64(row * taps_w + column) * channels + k)
+            if alone:
+                offset = i64(offset * element)
+                write(u64(out + u64(offset)), u64(before + u64(offset)), total)
+            elif atomic:
+                add_to_global(u64(out + u64(offset * SUM_BYTES)), total)
+            else:
+                at_part = i64(i64(split) * elements + offset)
+                write_part(u64(out + u64(at_part * SUM_BYTES)), u64(0), total)
+
     def add_up(
         sums: Any, shared: Any, thread: Any, first: Any, first_row: Any, first_column: Any, split: Any, before: Any, out: Any
     ) -> None:
@@ -187,33 +213,25 @@ def block_sums(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) 
             part = i32(number // count)
             place = i32(number - part * count)
             row = u32(shared + place // lanes * (threads * SUM_BYTES) + place % lanes * (lane_step * SUM_BYTES))
+            own = u32(row + part * (pixel_step * SUM_BYTES))
             one[0] = f32(0)
-            for pixel in range(part, i32(pixels), i32(parts)):
-                one[0] = f32(one[0] + ptx.load_shared_f32(u32(row + pixel * (pixel_step * SUM_BYTES))))
-            store_one(one, u32(shared + second + number * SUM_BYTES))
-        cuda.syncthreads()
-        for place in range(i32(thread), i32(count), i32(threads)):
-            total = f32(0)
-            for part in range(i32(parts)):
-                at = u32(shared + second + (part * count + place) * SUM_BYTES)
-                total = f32(total + ptx.load_shared_f32(at))
-            own = i32(place // lanes)
-            k = i32(first + place % lanes * vector + own % vector)
-            tap = i32(own // vector)
-            row, column = i32(first_row + tap // tap_w), i32(first_column + tap % tap_w)
-            if (k < channels) & (row < taps_h) & (column < taps_w):
-                if to_filter:
-                    offset = i64(i64(k) * of_filter + row * of_row + column * of_column)
-                else:
-                    offset = i64(i64(row * taps_w + column) * channels + k)
-                if alone:
-                    offset = i64(offset * element)
-                    write(u64(out + u64(offset)), u64(before + u64(offset)), total)
-                elif atomic:
-                    add_to_global(u64(out + u64(offset * SUM_BYTES)), total)
-                else:
-                    at_part = i64(i64(split) * elements + offset)
-                    write_part(u64(out + u64(at_part * SUM_BYTES)), u64(0), total)
+            for step in range(i32(rounds)):
+                one[0] = add_round(u32(own + step * (SUMMED_AT_ONCE * part_step)), one[0])
+            one[0] = add_rest(u32(own + rounds * (SUMMED_AT_ONCE * part_step)), one[0])
+            if part < left_over:
+                one[0] = f32(one[0] + ptx.load_shared_f32(u32(row + (summed + part) * (pixel_step * SUM_BYTES))))
+            if parts == 1:
+                finish(place, one[0], first, first_row, first_column, split, before, out)
+            else:
+                store_one(one, u32(shared + second + number * SUM_BYTES))
+        if parts > 1:
+            cuda.syncthreads()
+            for place in range(i32(thread), i32(count), i32(threads)):
+                total = f32(0)
+                for part in range(i32(parts)):
+                    at = u32(shared + second + (part * count + place) * SUM_BYTES)
+                    total = f32(total + ptx.load_shared_f32(at))
+                finish(place, total, first, first_row, first_column, split, before, out)
 
     return add_up
 

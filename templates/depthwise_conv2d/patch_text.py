@@ -405,17 +405,16 @@ def inside_of(text: Text, first: str, more: int, extent: int, also: str = "") ->
     return inside
 
 
-def fetch_weight(patch: Patch) -> Callable[..., None]:
-    """Copies an element of the weight to shared memory as float32: (shared, address, inside), and of integers the zero
-    points; zero if `inside` is 0."""
+def load_weight(patch: Patch) -> Callable[..., Any]:
+    """An element of the weight as float32: (address, inside), and of integers the zero points; zero if `inside` is 0."""
     text, (zero, dtype), names = Text(), _weight_zero(patch), zero_point_operands(patch)
     inside = text.one("pred")
     text.zero_point(zero, dtype)
     text.add(f"setp.ne.s32 {inside}, $inside, 0;")
     value = text.widen(text.load("$address", dtype, 1, inside, zero_point=zero), dtype, 1, zero)[0]
-    text.add(f"st.shared.b32 [$shared], {value};")
-    ins = {"shared": "u32", "address": "u64", "inside": "i32", **dict.fromkeys(names, "f32")}
-    return device_op("fetch_weight", text.block(), ins=ins, unused=names)
+    text.add(f"mov.b32 $value, {value};")
+    ins = {"address": "u64", "inside": "i32", **dict.fromkeys(names, "f32")}
+    return device_op("load_weight", text.block(), ins=ins, outs={"value": "f32"}, unused=names)
 
 
 def store_sums(count: int, pitch: int) -> Callable[..., None]:
@@ -456,6 +455,17 @@ def add_strided(stride_bytes: int) -> Callable[..., Any]:
     return device_op(
         "add_strided", text.block(), ins={"address": "u64", "count": "i32", "total": "f32"}, outs={"sum": "f32"}
     )
+
+
+def add_shared(count: int, stride_bytes: int) -> Callable[..., Any]:
+    """The sum of `total` and `count` float32 in shared memory that are `stride_bytes` apart, in order: (shared, total)."""
+    text = Text()
+    values, total = text.new("f32", count) if count else [], text.one("f32")
+    text.add(*(f"ld.shared.f32 {value}, [$shared+{i * stride_bytes}];" for i, value in enumerate(values)))
+    text.add(f"mov.f32 {total}, $total;", *(f"add.f32 {total}, {total}, {value};" for value in values))
+    text.add(f"mov.f32 $sum, {total};")
+    ins = {"shared": "u32", "total": "f32"}
+    return device_op("add_shared", text.block(), ins=ins, outs={"sum": "f32"}, unused=("shared",))
 
 
 def add_to_global() -> Callable[..., None]:
