@@ -20,6 +20,7 @@ from torch_support import Clock, Scattered, close, image, prepared  # noqa: E402
 
 import schedsearch.torch as sst  # noqa: E402
 from schedsearch.executable.fixed import FixedNet  # noqa: E402
+from schedsearch.network import torch_export  # noqa: E402
 from schedsearch.torch.compiler import inductor  # noqa: E402
 from schedsearch.torch.networks import frozen_weights, functional_graph, network_op  # noqa: E402
 from schedsearch.torch.networks.frozen_weights import FrozenWeights  # noqa: E402
@@ -240,6 +241,20 @@ def test_networks_compute_parts_of_a_model(optimize: Any, ran: list[str]) -> Non
     with pytest.warns(UserWarning, match="weights of add to last.2 are not those"):  # a copy has weights of its own
         assert close(twin(x), sst.revert_(copy.deepcopy(twin))(x))
     assert "forward" not in vars(sst.revert_(model)) and close(model(x), plain(x))
+
+
+def test_a_model_that_the_importer_takes_is_exported_once_for_its_network(
+    optimize: Any, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exports: list[str] = []
+    export_ = torch_export.exported
+    monkeypatch.setattr(torch_export, "exported", lambda *given: exports.append("export") or export_(*given))
+    model, x = prepared(Between().last), image()
+    plain = copy.deepcopy(model)
+    report = optimize(model, x)
+    assert [part.served for part in report.parts] == [True] and exports == ["export"]
+    ran.clear()
+    assert close(model(x), plain(x)) and ran == ["network"]
 
 
 def test_the_operator_keeps_the_rules_of_pytorch(optimize: Any) -> None:

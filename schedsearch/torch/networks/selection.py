@@ -25,7 +25,7 @@ from schedsearch.torch.layers.report import NetworkReport, PartReport, us
 from schedsearch.torch.networks import network_op
 from schedsearch.torch.networks.frozen_network import FrozenNetwork, copied, form_of
 from schedsearch.torch.networks.functional_graph import without_writes
-from schedsearch.torch.networks.subgraphs import MOST_SUBGRAPHS, Subgraph, partition, whole
+from schedsearch.torch.networks.subgraphs import MOST_SUBGRAPHS, Subgraph, everything, partition, whole
 from schedsearch.torch.operators.formats import without_tf32
 from schedsearch.torch.refusal import Refusal
 
@@ -205,7 +205,7 @@ def place(
         weights: inputs of the graph that are parameters and buffers.
         inputs: all inputs of the graph: real tensors.
         deadline: of building; larger subgraphs get more of the time.
-        keep: whether a node is left to PyTorch; None: no node, so that the whole graph is tried first.
+        keep: whether a node is left to PyTorch; None: no node, so that the whole graph is tried first, with what it returns.
         rest_s: seconds that are left for what is beside the subgraphs.
     """
     report = NetworkReport(False)
@@ -226,9 +226,16 @@ def place(
             replace(report, reason=f"{report.reason}; and it has no parts: {error}" if keep is None else str(error))
         )
     module.recompile()
+    deadline = deadline.before(rest_s)
+    one = everything(module, weights, keep) if keep is not None else None
+    tried = _built(selector, module, [one], inputs, deadline) if one is not None else []
+    if any(each.net is not None for each in tried):
+        return Placement(report, tried)
     subgraphs, unsupported = partition(module, weights, keep or (lambda node: False))
     report = replace(report, left=tuple(map(str, unsupported)))
-    return Placement(report, _built(selector, module, subgraphs, inputs, deadline.before(rest_s)))
+    if one is not None and [each.nodes for each in subgraphs] == [one.nodes]:  # it would fail again
+        return Placement(report, tried)
+    return Placement(report, _built(selector, module, subgraphs, inputs, deadline))
 
 
 def _built(

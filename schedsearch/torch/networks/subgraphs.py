@@ -83,8 +83,24 @@ class Subgraph:
 
 def whole(module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor]) -> Subgraph:
     """All nodes of a graph; see `partition` for the arguments."""
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-    return _cut(_Source(module, weights), nodes, module.graph.output_node())
+    return _cut(_Source(module, weights), _computing(module.graph), module.graph.output_node())
+
+
+def _computing(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+
+
+def everything(
+    module: fx.GraphModule, weights: Mapping[fx.Node, torch.Tensor], keep: Callable[[fx.Node], bool]
+) -> Subgraph | None:
+    """The one subgraph that `partition` finds if the importer takes every node; None if a node is left to PyTorch anyway.
+
+    The importer is not asked, which would take as long as the export of a network itself."""
+    source = _Source(module, weights)
+    nodes = _without_loose_ends(_computing(module.graph))
+    if len(nodes) < LEAST_NODES or any(keep(node) or _unfit(node) for node in nodes):
+        return None
+    return _cut(source, nodes)
 
 
 def partition(
@@ -201,9 +217,7 @@ def _reasons(source: _Source) -> dict[fx.Node, str]:
     """Node -> why the importer does not take it; empty if it does. Nodes that compute nothing are missing."""
     probes: dict[Any, _Probe] = {}
     reasons: dict[fx.Node, str] = {}
-    for node in source.module.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
-            continue
+    for node in _computing(source.module.graph):
         if reason := _unfit(node):
             reasons[node] = reason
             continue
