@@ -130,7 +130,7 @@ def loads_of(card: str = "h200", **shape: Any) -> tuple[Any, ...]:
 
 
 def test_only_cards_and_shapes_that_tma_takes_have_the_choice() -> None:
-    assert {card for card in PRESETS if loads_of(card) == ("copies", "tma")} == {"h100", "h200", "b200", "gb300", "rtx5090"}
+    assert {card for card in PRESETS if "tma" in loads_of(card)} == {"h100", "h200", "b200", "gb300", "rtx5090"}
     assert loads_of(c=20) == loads_of(stride=9) == loads_of(padding=129) == loads_of(weight_layout="OIHW") == ("copies",)
     assert loads_of(layout="NCHW") == loads_of(groups=16) == ("copies",)
 

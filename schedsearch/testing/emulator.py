@@ -277,12 +277,12 @@ class Emulator:
         return decode(fragment, dtype)
 
     def mma_warp_tile(
-        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
-    ) -> Callable[..., None]:  # fmt: skip
-        def product(lanes: list[tuple[int, int]]) -> Array:
+        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
+    ) -> Callable[..., None]:
+        def product(lanes: list[tuple[Any, int]]) -> Array:
             rows, columns = [], []
             for i in range(wm // 16):
-                rows.append(self._fragment([at + i * 16 * row_bytes for at, _ in lanes], dtype))
+                rows.append(self._fragment([at[i] if scattered else at + i * 16 * row_bytes for at, _ in lanes], dtype))
             for j in range(wn // 16):
                 # B's registers are k first, then columns: b0 and b1 of eight columns, then those of the next eight.
                 loaded = [at + j * 16 * row_bytes for _, at in lanes]
@@ -294,8 +294,8 @@ class Emulator:
             exact = np.dtype(np.float32 if dtype_of(dtype).is_float else np.int64)
             return np.asarray(a.astype(exact) @ b.astype(exact).T)
 
-        def multiply(acc: list[Any], a: int, b: int) -> None:
-            sums = self.block.exchange((a, b), product)
+        def multiply(acc: list[Any], a: Any, b: int) -> None:
+            sums = self.block.exchange((list(a) if scattered else a, b), product)
             lane = self.thread.number % 32
             for i in range(wm // 16):
                 for j in range(wn // 8):

@@ -155,7 +155,7 @@ def source_of(
     workload: Workload[Conv2dParams],
     plan: Plan,
     build: Callable[..., Callable[..., None]] | None = None,
-    shaped_by: frozenset[str] = mma_tma.SHAPED_BY,
+    shaped_by: frozenset[str] | None = None,
     arch: str = "native",
 ) -> KernelSource:
     """The steps of one plan. If images have weights of their own, `weight` is that of all, and x has no zero point.
@@ -169,7 +169,8 @@ def source_of(
     weight = ROWS if gemm.repacked else "weight"
     x_and_weight: tuple[Param, Param] = Pointer("x"), Pointer(weight)
     if plan.tma:
-        build, x_and_weight = build or mma_tma.build_kernel, mma_tma.maps(workload, plan)
+        build, shaped_by = build or mma_tma.build_kernel, shaped_by or mma_tma.shaped_by(plan)
+        x_and_weight = mma_tma.maps(workload, plan)
     else:
         build, shaped_by = mma_kernel.build_kernel, mma_kernel.SHAPED_BY
     convolve = KernelStep(

@@ -137,7 +137,7 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
     Tiles are walked in bands of `plan.band` pixel tiles. Within a band, pixels run fastest, then channels, then groups.
     """
     count = _count(plan)
-    tiling, band, bm, bn, out_pixels = plan.tiling, plan.band, plan.bm, plan.bn, plan.gemm.pixels
+    tiling, band, bm, bn, out_pixels = plan.tiling, plan.band, plan.bm, plan.bn, plan.tiling.pixels
     tiles_m, tiles_n, image_tiles, group_tiles = tiling.tiles_m, tiling.tiles_n, tiling.image_tiles, tiling.group_tiles
 
     def of_all_images(tile_m: Any) -> Any:
@@ -163,7 +163,7 @@ def tile_walk(plan: Plan) -> Callable[..., Any]:
 
 def image_end(plan: Plan) -> Callable[[Any], Any]:
     """`stop_of(m_first)`: the first output pixel after those that the tile at `m_first` may have."""
-    count, m_total, out_pixels = _count(plan), plan.gemm.m, plan.gemm.pixels
+    count, m_total, out_pixels = _count(plan), plan.gemm.m, plan.tiling.pixels
 
     def of_all_images(m_first: Any) -> Any:
         return m_total

@@ -4,13 +4,15 @@ A ring of stages has the same bytes in the same places as that of `mma_kernel`: 
 `bk` channels of one tap, so a tap's last step may end in zeros. The loading thread waits until all warps have read a stage.
 A block that loops over tiles keeps its results apart from the ring, so that the next tile is loaded while one is stored.
 
+`mma_patches` has another way to load x and to multiply, which the same kernel takes.
+
 Sources: PTX ISA, "Data Movement: cp.async.bulk.tensor", "mbarrier" and "Warp Level Matrix Instructions" (ldmatrix).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda
 
@@ -18,6 +20,7 @@ from schedsearch.backend.ops import shared_base
 from schedsearch.launch import TensorMap
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.target import Target
+from schedsearch.templates.conv2d import mma_patches
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, image_map
 from schedsearch.templates.conv2d.mma_kernel import image_end, images, tile_walk
@@ -31,7 +34,10 @@ from schedsearch.templates.parts.hopper import ALIGNMENT_BYTES, BARRIER_BYTES
 from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.workload import Workload
 
-SHAPED_BY = frozenset({"accumulators"})  # names that the kernel captures; see `KernelStep`
+
+def shaped_by(plan: Plan) -> frozenset[str]:
+    """The names that shape the kernel; see `KernelStep`."""
+    return mma_patches.SHAPED_BY if plan.strips else frozenset({"accumulators"})
 
 
 def tma_problem(workload: Workload[Conv2dParams], target: Target) -> str | None:
@@ -50,28 +56,45 @@ def tma_problem(workload: Workload[Conv2dParams], target: Target) -> str | None:
 
 def maps(workload: Workload[Conv2dParams], plan: Plan) -> tuple[TensorMap, TensorMap]:
     """x and the weights as the kernel loads them."""
+    if plan.strips:
+        return mma_patches.maps(workload, plan)
     sets = workload.params.n if plan.own_weights else 1
     gemm = Im2col.of(workload)
     weights = filter_map(workload, plan.bn, plan.bk, L2_PROMOTION_BYTES, sets, interleave=False)
     return image_map(workload, gemm, plan.bm, plan.bk, L2_PROMOTION_BYTES), weights
 
 
+class Warp(NamedTuple):
+    """What a thread multiplies.
+
+    Attributes:
+        lane: of the thread in its warp.
+        m, n: the first pixel and the first channel of the warp's tile within the block's.
+        part: the first instruction along k of the warp within a step.
+    """
+
+    lane: Any
+    m: Any
+    n: Any
+    part: Any
+
+
 def build_kernel(
     workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
 ) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x's map, weight's map, y, *epilogue.params)."""
-    tiles, steps, stages, consumers = plan.tiling.tiles, plan.steps, plan.stages, plan.consumers
-    mma, accumulators, bn, k_total = plan.gemm.mma, plan.accumulators, plan.bn, plan.gemm.k
+    tiles, stages, patches, consumers = plan.tiling.tiles, plan.stages, plan.patches, plan.consumers
+    accumulators, bn, k_total, sum_type = plan.accumulators, plan.bn, plan.gemm.k, plan.gemm.mma.accumulator_type
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
-    row_bytes, stage_bytes, x_bytes = plan.row_bytes, plan.stage_bytes, plan.x_bytes
     staged_row_bytes, slice_bytes, staged_offset = plan.staged_row_bytes, plan.slice_bytes, plan.staged_offset
-    full_offset, parts = plan.barrier_offset, plan.bk // mma.k // slices  # instructions along k of a warp within a step
-    sum_type = mma.accumulator_type
+    full_offset, parts = plan.barrier_offset, plan.bk // plan.gemm.mma.k // slices  # instructions of a warp in a step
 
-    place, load_tiles, stop_of = tile_walk(plan), loads(workload, plan), image_end(plan)
-    initialise, (take, advance) = pipeline.initialise, pipeline.consumer(stages)
-    flip, multiply = swizzle(plan.chunks), mma.multiply(wm, wn, row_bytes)
-    stage_tile, store = mma.stage(wm, wn, staged_row_bytes), output(workload, plan, epilogue, corrections)
+    if plan.strips:
+        load_tiles, multiply_tile = mma_patches.loads(workload, plan), mma_patches.multiplication(workload, plan)
+    else:
+        load_tiles, multiply_tile = loads(workload, plan), multiplication(plan)
+    place, stop_of, initialise = tile_walk(plan), image_end(plan), pipeline.initialise
+    stage_tile, store = plan.gemm.mma.stage(wm, wn, staged_row_bytes), output(workload, plan, epilogue, corrections)
     meet, warm = ptx.group_barrier(1, consumers), warm_operands(workload, epilogue.params)
 
     def kernel(xmap: Any, wmap: Any, y: Any, *operands: Any) -> None:
@@ -82,6 +105,8 @@ def build_kernel(
         if thread == 0:
             initialise(full, stages, 1)
             initialise(empty, stages, warps * slices)
+            initialise(empty + stages * BARRIER_BYTES, patches, 1)
+            initialise(empty + (stages + patches) * BARRIER_BYTES, patches, warps * slices)
             ptx.mbarrier_init_fence()
         cuda.syncthreads()
 
@@ -96,14 +121,9 @@ def build_kernel(
             staged = u32(shared + staged_offset)
             out_slice = u32(staged + part_first // parts * slice_bytes)
             warp_m, warp_n = u32(warp // warps_n * wm), u32(warp % warps_n * wn)
-            x_row = u32(lane % 16)
-            w_row = u32(lane % 8 + lane // 16 * 8)
-            x_fragment = u32(shared + (warp_m + x_row) * row_bytes)
-            w_fragment = u32(shared + x_bytes + (warp_n + w_row) * row_bytes)
-            x_flip = u32(flip(x_row))
-            w_flip = u32(flip(w_row))
+            barriers, own = pipeline.Barriers(full, empty), Warp(lane, warp_m, warp_n, part_first)
             acc = cuda.local.array(accumulators, sum_type)
-            stage, parity = u32(0), u32(0)
+            stage, parity, patch, patch_parity = u32(0), u32(0), u32(0), u32(0)
 
             for tile in range(i32(cuda.blockIdx.x), i32(tiles), i32(cuda.gridDim.x)):
                 m_first, group, k_first = place(tile)
@@ -114,16 +134,9 @@ def build_kernel(
                 # ---- multiply
                 for i in range(accumulators):
                     acc[i] = sum_type(0)
-                for _ in range(i32(steps)):
-                    parity = take(full, stage, parity)
-                    at = u32(stage * stage_bytes)
-                    for part in range(parts):
-                        x_chunk = u32((((part_first + part) * 2 + lane // 16) ^ x_flip) * 16)
-                        w_chunk = u32((((part_first + part) * 2 + lane // 8 % 2) ^ w_flip) * 16)
-                        multiply(acc, x_fragment + at + x_chunk, w_fragment + at + w_chunk)
-                    if lane == 0:
-                        ptx.mbarrier_arrive(empty + stage * BARRIER_BYTES)
-                    stage, parity = advance(stage, parity)
+                stage, parity, patch, patch_parity = multiply_tile(
+                    acc, shared, barriers, own, m_first, stage, parity, patch, patch_parity
+                )
 
                 # ---- store
                 meet(0)  # all warps have read the ring, or the results of the tile before, which the next lines overwrite
@@ -132,6 +145,43 @@ def build_kernel(
                 store(y, staged, thread, m_first, stop_of(m_first), group, k_first, k_left, operands)
 
     return kernel
+
+
+def multiplication(plan: Plan) -> Callable[..., Any]:
+    """`multiply_tile(acc, shared, barriers, warp, m_first, stage, parity, patch, patch_parity)` adds the products of a tile.
+
+    It returns the last four as they are for the next tile: the buffers that are next, see `parts.pipeline`.
+    """
+    steps, stages, stage_bytes, row_bytes, x_bytes = plan.steps, plan.stages, plan.stage_bytes, plan.row_bytes, plan.x_bytes
+    mma, parts = plan.gemm.mma, plan.bk // plan.gemm.mma.k // plan.slices
+    (take, advance), flip, multiply = (
+        pipeline.consumer(stages),
+        swizzle(plan.chunks),
+        mma.multiply(plan.wm, plan.wn, row_bytes),
+    )
+
+    def multiply_tile(
+        acc: Any, shared: Any, barriers: Any, warp: Any, m_first: Any, stage: Any, parity: Any, patch: Any, patch_parity: Any
+    ) -> Any:
+        x_row = u32(warp.lane % 16)
+        w_row = u32(warp.lane % 8 + warp.lane // 16 * 8)
+        x_fragment = u32(shared + (warp.m + x_row) * row_bytes)
+        w_fragment = u32(shared + x_bytes + (warp.n + w_row) * row_bytes)
+        x_flip = u32(flip(x_row))
+        w_flip = u32(flip(w_row))
+        for _ in range(i32(steps)):
+            parity = take(barriers.full, stage, parity)
+            at = u32(stage * stage_bytes)
+            for part in range(parts):
+                x_chunk = u32((((warp.part + part) * 2 + warp.lane // 16) ^ x_flip) * 16)
+                w_chunk = u32((((warp.part + part) * 2 + warp.lane // 8 % 2) ^ w_flip) * 16)
+                multiply(acc, x_fragment + at + x_chunk, w_fragment + at + w_chunk)
+            if warp.lane == 0:
+                ptx.mbarrier_arrive(barriers.empty + stage * BARRIER_BYTES)
+            stage, parity = advance(stage, parity)
+        return stage, parity, patch, patch_parity
+
+    return multiply_tile
 
 
 def loads(workload: Workload[Conv2dParams], plan: Plan) -> Callable[..., None]:

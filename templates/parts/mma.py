@@ -75,9 +75,9 @@ class Mma:
             return 1 if capability == (8, 9) or capability[0] == 12 else 4
         return 2 if self.products == 3 else 1
 
-    def multiply(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
+    def multiply(self, wm: int, wn: int, row_bytes: int, *, scattered: bool = False) -> Callable[..., Any]:
         """`multiply(acc, a, b)`: 32 bytes of k of a warp's tile; see `ptx.mma_warp_tile`."""
-        return ptx.mma_warp_tile(wm, wn, row_bytes, self.dtype, self.dtype_b, self.products)
+        return ptx.mma_warp_tile(wm, wn, row_bytes, self.dtype, self.dtype_b, self.products, scattered)
 
     def stage(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
         """`stage(acc, shared)` writes a warp's tile of sums to shared memory; see `ptx.store_warp_tile`."""

@@ -155,13 +155,14 @@ _MMA = {  # dtype -> shape, type of the sums, type of the operands
 
 @functools.cache
 def mma_warp_tile(
-    wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
-) -> Callable[..., Any]:  # fmt: skip
+    wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
+) -> Callable[..., Any]:
     """One warp's tile step of 32 bytes in k: `wm` x `wn` accumulators += A x B, both operands K-major in shared memory.
 
     It takes (accumulators[wm * wn // 32], a, b). Accumulator 4 (i wn/8 + j) + q is c_q of the 16x8 tile (i, j). `a` and `b`
     are each lane's ldmatrix addresses of the first 16 rows, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk
     `lane / 16`, for B row `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows.
+    If the rows of A are `scattered`, `a` is a local array of u32 with the addresses of all 16s of rows.
 
     B has the dtype of A unless `dtype_b` names another (int8 and uint8 mix, and so do the float8 formats, which need sm_89).
     Accumulators are int32 for integers, which wrap around. Elements of float32 are rounded to TF32, half away from zero.
@@ -197,7 +198,8 @@ def mma_warp_tile(
         for q in range(2 * j, 2 * j + 4):
             lines += rounded(f"b{q}", f"br{q}")
     for i in range(tiles_m):
-        lines.append(f"{load} {{a0, a1, a2, a3}}, [$a+{i * 16 * row_bytes}];")
+        address = f"$a[{i}]" if scattered else f"$a+{i * 16 * row_bytes}"
+        lines.append(f"{load} {{a0, a1, a2, a3}}, [{address}];")
         for q in range(4):
             lines += rounded(f"a{q}", f"ar{q}")
         for j in range(tiles_n):
@@ -206,8 +208,11 @@ def mma_warp_tile(
     return device_op(
         "mma_warp_tile",
         "\n".join([*lines, "}"]),
-        inout={"acc": ("f32" if sums == "f32" else "i32", wm * wn // 32)},
-        ins={"a": "u32", "b": "u32"},
+        inout={
+            "acc": ("f32" if sums == "f32" else "i32", wm * wn // 32),
+            **({"a": ("u32", tiles_m)} if scattered else {}),
+        },
+        ins={"b": "u32"} if scattered else {"a": "u32", "b": "u32"},
     )
 
 
