@@ -23,6 +23,7 @@ from schedsearch.executable.fixed import FixedNet  # noqa: E402
 from schedsearch.network import torch_export  # noqa: E402
 from schedsearch.torch.compiler import inductor  # noqa: E402
 from schedsearch.torch.networks import frozen_weights, functional_graph, network_op  # noqa: E402
+from schedsearch.torch.networks.convolutions_alone import convolutions_alone  # noqa: E402
 from schedsearch.torch.networks.frozen_weights import FrozenWeights  # noqa: E402
 from schedsearch.torch.networks.subgraphs import partition, whole  # noqa: E402
 from schedsearch.torch.refusal import Refusal  # noqa: E402
@@ -264,6 +265,55 @@ def test_the_operator_keeps_the_rules_of_pytorch(optimize: Any) -> None:
     weights = [parameter.detach() for name, parameter in model.named_parameters() if name.startswith("last")]
     torch.library.opcheck(torch.ops.schedsearch.network.default, (key, [image(), image()], weights))
     assert call.fake([image()])[0].shape == (1, 4, 6, 6)
+
+
+class Convolutions(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    """Keeps what PyTorch's convolutions are called with, but for their biases, in the terms of `aten.convolution`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default:
+            x, weight, _, *window = args
+            self.found.append((tuple(x.shape), x.is_contiguous(), tuple(weight.shape), *map(str, window)))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_bound_of_a_part_is_its_convolutions_in_both_formats() -> None:
+    layers = (
+        nn.Conv2d(8, 6, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 3, padding="same", groups=2),
+        nn.Conv2d(6, 4, 1),
+    )
+    model, x = nn.Sequential(*layers).eval(), image().contiguous()
+    graph, weights = exported(model, x)
+    with Convolutions() as theirs:
+        model(x)
+    for is_contiguous, run in zip((True, False), convolutions_alone(whole(graph, weights).module, torch.device("cpu"))):
+        with Convolutions() as ours:
+            run()
+        assert [(shape, *rest) for shape, _, *rest in ours.found] == [(shape, *rest) for shape, _, *rest in theirs.found]
+        assert len(ours.found) == 3 and all(each[1] == is_contiguous for each in ours.found)
+
+
+@pytest.mark.parametrize(
+    ("patch", "torch_us", "asked"),
+    [({}, 3.0, False), ({}, 0.5, True), ({"max_autotune": True}, 3.0, True)],
+    ids=["faster", "slower", "autotuned"],
+)
+def test_pytorchs_compiler_is_asked_if_a_network_is_not_faster_than_the_convolutions_alone(
+    optimize: Any, monkeypatch: pytest.MonkeyPatch, patch: dict[str, Any], torch_us: float, asked: bool
+) -> None:
+    from torch._inductor import config
+
+    compiled_graphs: list[Any] = []
+    monkeypatch.setattr(inductor, "compiled_or_eager", lambda graph, inputs: compiled_graphs.append(graph) or graph)
+    with config.patch(patch):
+        (part,) = optimize(prepared(Between().last), image(), timer=Clock(torch_us=torch_us)).parts
+    assert bool(compiled_graphs) == asked and part.is_least == (not asked) and part.served == (torch_us == 3.0)
 
 
 def test_parts_that_lose_are_pytorchs(optimize: Any, ran: list[str]) -> None:

@@ -23,6 +23,7 @@ from schedsearch.torch.comparison.timing import Candidate, Run, Timer, timers_of
 from schedsearch.torch.layers.kernel_op import Kernels
 from schedsearch.torch.layers.report import NetworkReport, PartReport, us
 from schedsearch.torch.networks import network_op
+from schedsearch.torch.networks.convolutions_alone import convolutions_alone
 from schedsearch.torch.networks.frozen_network import FrozenNetwork, copied, form_of
 from schedsearch.torch.networks.functional_graph import without_writes
 from schedsearch.torch.networks.subgraphs import MOST_SUBGRAPHS, Subgraph, everything, partition, whole
@@ -109,18 +110,25 @@ class Placed:
         self.report = replace(report, seconds=time.perf_counter() - started)
 
     def keep_if_faster(self, selector: NetworkSelector, compile_: Compiler) -> None:
-        """Keeps the network only if it is faster than the same subgraph as `compile_`, PyTorch's compiler, makes it."""
+        """Keeps the network only if it is faster than the same subgraph as `compile_`, PyTorch's compiler, makes it. That is
+        compiled only if the network is not faster than its convolutions alone."""
         net, given, started = self.net, self.given, time.perf_counter()
         if net is None:
             return
         if selector.deadline.passed:
             self.drop(NO_TIME.format("compare it with PyTorch"))
             return
+        ours, module = Candidate(NETWORK, lambda: net(given)), self.subgraph.module
         with torch.no_grad():
-            theirs = compile_(self.subgraph.module, given)
-        result = selector.measure(lambda: theirs(*given), [Candidate(NETWORK, lambda: net(given))], [net])
+            bounds = [selector.measure(run, [ours], [net]) for run in convolutions_alone(module, selector.kernels.device)]
+            if bounds and all(each.winner == NETWORK for each in bounds):
+                result = min(bounds, key=lambda each: each.pytorch_ns or 0.0)
+            else:
+                bounds, theirs = [], compile_(module, given)
+                result = selector.measure(lambda: theirs(*given), [ours], [net])
         report = with_times(self.report, result, NETWORK)
-        self.report = replace(report, seconds=report.seconds + time.perf_counter() - started)
+        seconds = report.seconds + time.perf_counter() - started
+        self.report = replace(report, seconds=seconds, is_least=bool(bounds))
         if not report.served:
             self.drop(report.reason)
 
