@@ -192,6 +192,10 @@ class DeviceMemoryError(DeviceError):
     """A device, or the system for a CPU, has no memory of the size that is asked for."""
 
 
+class SubgraphError(DeviceError):
+    """ONNX Runtime failed in a subgraph of a network, such as for an index that is out of range."""
+
+
 class DeviceBusyError(DeviceError):
     """Another run has the device.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.device.contract import Device, Workspaces, check_address
-from schedsearch.errors import DatabaseError, DeviceError, UsageError
+from schedsearch.errors import DatabaseError, SubgraphError, UsageError
 from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class BoundOnnxModel:
         return ""
 
     def launch(self, stream: int = 0) -> None:
-        """Raises DeviceError if ONNX Runtime fails, or makes an array of another shape than the network has."""
+        """Raises SubgraphError if ONNX Runtime fails, or makes an array of another shape than the network has."""
         model = self._model
         model.device.wait(stream)
         outputs = model.call.outputs
@@ -205,7 +205,7 @@ class BoundOnnxModel:
             model.session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's errors have no common base
             reason = self._other_shape() or f": {error}"
-            raise DeviceError(f"ONNX Runtime failed in {model.call.name} ({model.call.label}){reason}") from error
+            raise SubgraphError(f"ONNX Runtime failed in {model.call.name} ({model.call.label}){reason}") from error
         for name, array in self._host.items():
             if name in outputs:
                 model.device.copy_in(self._addresses[name], array.data)

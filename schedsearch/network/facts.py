@@ -131,14 +131,26 @@ def _count(value: ir.Value) -> int:
     return math.prod(int(extent) for extent in value.shape)
 
 
-def why_unknown(value: ir.Value) -> str:
-    """Where it comes from that the shape of a value is not known, and what to do."""
-    maker = value.producer()
-    while maker is not None:
+def _first_unknown(value: ir.Value) -> ir.Value:
+    """The first of the values before one of unknown shape, and of that one, whose shape is not known."""
+    while (maker := value.producer()) is not None:
         before = next((each for each in maker.inputs if each is not None and not is_known(each)), None)
         if before is None:
             break
-        value, maker = before, before.producer()
+        value = before
+    return value
+
+
+def is_decided_in_calls(value: ir.Value) -> bool:
+    """Whether numbers that a call computes or gives decide the shape of a value."""
+    maker = None if is_known(value) else _first_unknown(value).producer()
+    return maker is not None and is_onnx(maker) and not has_bodies(maker)
+
+
+def why_unknown(value: ir.Value) -> str:
+    """Where it comes from that the shape of a value is not known, and what to do."""
+    value = _first_unknown(value)
+    maker = value.producer()
     if maker is None:
         return f"the input {value.name!r} has open extents; give its shape, e.g. with --shape"
     node = f"node {name_of(maker)} ({maker.op_type})"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from schedsearch.network.facts import isolated
+from schedsearch.network.facts import is_decided_in_calls, isolated
 from schedsearch.network.graph import Impossible, Network, Node
 from schedsearch.network.implementations import NoImplementationError
+from schedsearch.network.invalid import BY_CALL, UnknownShapeError
 from schedsearch.network.lower import LAYOUTS, SLICES, lowering
 from schedsearch.network.model import simplified
 from schedsearch.network.observed_shapes import observe_shapes
@@ -41,6 +42,7 @@ def lower_with_subgraphs(
     Raises:
         ModelError: a node is against the rules of its operator, the shape or the dtype of an output or of a value on the
             border of a subgraph is impossible, or a subgraph is too large.
+        UnknownShapeError: an output has a shape that each call decides.
     """
     if observe_shapes(model):
         model = simplified(model, "the model")  # what is computed from shapes is known now
@@ -57,7 +59,10 @@ def lower_with_subgraphs(
         try:
             found = lowering(model, subgraphs=cuts(model, reasons), bodies=bodies, **options)
         except NoImplementationError as error:
-            more = dict.fromkeys(error.nodes, str(error))
+            more = dict.fromkeys(error.nodes, error.reason)
+        except UnknownShapeError as error:
+            remedy = f". {BY_CALL}" if any(map(is_decided_in_calls, model.graph.outputs)) else ""
+            raise UnknownShapeError(f"{error}{remedy}") from None
         else:
             more = dict(found.left)
             for node in found.network.nodes:

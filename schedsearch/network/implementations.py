@@ -10,7 +10,7 @@ from schedsearch.network import shuffles
 from schedsearch.network.chain import Chain
 from schedsearch.network.facts import FLOATS, extents_of, name_of
 from schedsearch.network.graph import Constant, Value, axes_of
-from schedsearch.network.invalid import ModelError
+from schedsearch.network.invalid import IN_ONNX_RUNTIME, ModelError
 from schedsearch.network.layouts import same_bytes
 from schedsearch.ops import Layout
 from schedsearch.ops.data_movement import DTYPES as MOVED
@@ -30,11 +30,12 @@ class NoImplementationError(ModelError):
 
     Attributes:
         nodes: of the model, those of one chain.
+        reason: the message without its remedy, for callers that run the nodes in another way.
     """
 
-    def __init__(self, message: str, nodes: Sequence[ir.Node]) -> None:
-        super().__init__(message)
-        self.nodes = tuple(nodes)
+    def __init__(self, reason: str, nodes: Sequence[ir.Node]) -> None:
+        super().__init__(f"{reason}. Run it {IN_ONNX_RUNTIME}")
+        self.reason, self.nodes = reason, tuple(nodes)
 
 
 def implementations_of(
@@ -53,15 +54,16 @@ def implementations_of(
     params = typed(chain, dtype)
     found: list[Workload] = []
     letters: dict[Workload, Letters] = {}
-    reasons = []
+    reasons, of_images = [], False
     for candidate, names in _CANDIDATES[chain.op](chain, params, layouts, mixed):
+        of_images = of_images or "layout" in candidate
         slice_of = _slice_of(chain, candidate, names)
         if slice_of is None:
             continue
         try:
             workload = Workload(chain.op, {**candidate, **slice_of})
         except WorkloadError as error:
-            reasons.append(str(error))
+            reasons.append("; ".join(each.message for each in error.problems))
             continue
         if workload in found:  # the bytes are the same in both layouts
             continue
@@ -69,10 +71,9 @@ def implementations_of(
         if names:
             letters[workload] = names
     if not found:
+        where = f" in {' or '.join(layouts)}" if of_images else ""
         because = f": {reasons[0]}" if reasons else ""
-        raise NoImplementationError(
-            f"node {name_of(chain.nodes[0])} is not possible in {' or '.join(layouts)}{because}", chain.nodes
-        )
+        raise NoImplementationError(f"node {name_of(chain.nodes[0])} is not possible{where}{because}", chain.nodes)
     return tuple(found), letters
 
 

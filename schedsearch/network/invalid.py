@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from schedsearch.errors import UsageError
 
+IN_ONNX_RUNTIME = "in ONNX Runtime: build with --fallback onnxruntime (in Python fallback='onnxruntime')"
+BY_CALL = "Let each call decide these sizes: build with --run-mode exact (in Python run_mode='exact')"
+
 
 class ModelError(UsageError):
     """A model file cannot be read, or its graph cannot be compiled."""
@@ -24,5 +27,5 @@ class NoOperatorError(ModelError):
         """`remedy`: None: ONNX Runtime."""
         self.nodes = nodes
         if remedy is None:
-            remedy = "Run them in ONNX Runtime: build with --fallback onnxruntime (in Python fallback='onnxruntime')"
+            remedy = f"Run them {IN_ONNX_RUNTIME}"
         super().__init__(f"{nodes}. {remedy}" if remedy else nodes)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _ERRORS_ONLY = 4  # level of ONNX Runtime's messages on stderr
+_MOST_TURNS = 10_000  # of a loop in the first run, and one more in the second: then extents that only this limits differ
 
 
 def observe_shapes(model: ir.Model) -> bool:
@@ -73,6 +74,7 @@ def _run(model: ir.Model, wanted: list[ir.Value], turn: int) -> list[Any]:
         proto = ir.to_proto(model)
         del proto.graph.node[:]
         proto.graph.node.extend(runnable(model.graph, model.opset_imports.get("", 1)))
+        _limit_turns(proto.graph, _MOST_TURNS + turn)
         del proto.graph.output[:]
         proto.graph.output.extend(_port(value) for value in wanted)
         options = onnxruntime.SessionOptions()
@@ -83,6 +85,26 @@ def _run(model: ir.Model, wanted: list[ir.Value], turn: int) -> list[Any]:
         return list(session.run([value.name for value in wanted], feeds))
     except Exception:  # it is missing, lacks an operator or a dtype, or an input has no such numbers
         return []
+
+
+def _limit_turns(graph: Any, most: int) -> None:
+    """Loops that only their condition ends might never do so for these numbers: they get a number of turns."""
+    import onnx
+
+    constants = {each.name: each for each in graph.initializer}
+    limit = onnx.numpy_helper.from_array(np.array(most, np.int64), "schedsearch.most_turns")
+    graph.initializer.append(limit)
+    left = list(graph.node)
+    while left:
+        node = left.pop()
+        if node.op_type == "Loop" and not node.domain:
+            given = constants.get(node.input[0])
+            if not node.input[0] or (given is not None and onnx.numpy_helper.to_array(given).ravel()[0] > most):
+                node.input[0] = limit.name
+        for each in node.attribute:
+            for body in (each.g, *each.graphs):
+                constants |= {one.name: one for one in body.initializer}
+                left += body.node
 
 
 def _port(value: ir.Value) -> Any:

@@ -10,8 +10,8 @@ from schedsearch.network.control.branches import condition_of, why_not_both
 from schedsearch.network.control.isolated import why_not_isolated
 from schedsearch.network.control.loops import UNROLLED, why_not_unrolled
 from schedsearch.network.control.sequences import MAKES, READS
-from schedsearch.network.facts import deciding, dtype_of, has_bodies, is_onnx, name_of
-from schedsearch.network.invalid import NoOperatorError
+from schedsearch.network.facts import deciding, dtype_of, has_bodies, is_decided_in_calls, is_onnx, name_of
+from schedsearch.network.invalid import BY_CALL, NoOperatorError
 from schedsearch.network.settings import as_given
 from schedsearch.ops.dtypes import DTYPES
 
@@ -48,7 +48,9 @@ def refused(left: Mapping[ir.Node, str]) -> NoOperatorError:
         text = f"schedsearch has no operator for these nodes of the model: {'; '.join(groups)}"
     if nothing:
         text += f"{'. ' if text else ''}Nothing here computes these nodes of the model: {'; '.join(grouped(nothing))}"
-    return NoOperatorError(text, "" if nothing else None)
+    results = [value for graph in {node.graph for node in left if node.graph is not None} for value in graph.outputs]
+    of_calls = BY_CALL if any(map(is_decided_in_calls, results)) else None  # no subgraph of ONNX Runtime has such results
+    return NoOperatorError(text, "" if nothing else of_calls)
 
 
 def grouped(left: Mapping[ir.Node, str]) -> list[str]:

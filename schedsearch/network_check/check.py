@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import TensorProto
 
-from schedsearch.errors import BranchError, DeviceError, IndexRangeError, UsageError, WrongNetworkError, first_line
+from schedsearch.errors import (
+    BranchError,
+    DeviceError,
+    IndexRangeError,
+    SubgraphError,
+    UsageError,
+    WrongNetworkError,
+    first_line,
+)
 from schedsearch.network.settings import as_given
 from schedsearch.network_check.branches import candidates
 from schedsearch.network_check.draws import KINDS, Wanted, drawn
@@ -146,22 +154,25 @@ class Checker:
         """Whether the network was compared."""
         reasons: list[Exception] = []
         wanted = self._wanted(subject)
+        takes_integers = any("int" in each.dtype for each in subject.inputs)
         for small in (False, True):
             inputs = drawn(wanted, kind, 0, small=small)
             try:
                 self._compare(subject, inputs, wanted)
                 return True
             except DeviceError as error:
-                if not self._unset:
+                if self._unset:
+                    self._say_unset(subject, error)
+                    return False
+                if not (takes_integers and isinstance(error, SubgraphError)):
                     raise
-                self._say_unset(subject, error)
-                return False
+                reasons.append(error)  # they may be places, and ONNX Runtime looks whether these are in range
             except (BranchError, IndexRangeError, NotEvaluableError) as error:
                 reasons.append(error)
-                if all("int" not in each.dtype for each in subject.inputs):
+                if not takes_integers:
                     break
         why = first_line(reasons[-1])
-        if isinstance(reasons[-1], BranchError | IndexRangeError):
+        if isinstance(reasons[-1], BranchError | IndexRangeError | SubgraphError):
             self.say(f"unchecked: {subject.what} was not compared with {self.source.name}: {why}")
             return False
         if self._without_onnx_runtime:
