@@ -20,6 +20,7 @@ import batch_one_tables
 import common
 import compiler_tables
 import real_tables
+import record_tables
 import sequence_tables
 import summary_tables
 import torch_tables
@@ -324,6 +325,9 @@ TABLES = {
     "faults_inputs": Table("faults_inputs", "make faults N=50 FAULTS='own.*' OUT=", faults, origin=False),
     "faults_fuzz": Table("faults_fuzz", "make faults FAULTS='fuzz.*' OUT=", faults, origin=False),
     "faults_cuda": Table("faults_cuda", "make faults TARGET=cuda N=20 OUT=", faults, origin=False),
+    "fresh_machine": Table("fresh_machine_h200", "fresh_machine.py --db tuned.db", record_tables.fresh_machine),
+    "two_tunings": Table("reproducibility_h200", "reproducibility.py", record_tables.two_tunings),
+    "toolchains": Table("toolchains_h200", "toolchains.py race newest.json", record_tables.toolchains),
     "two_versions": Table("two_versions_h200", "two_versions.py --target cuda", two_versions, origin=False),
     "early_launch": Table("early_launch_h200", "early_launch.py", batch_one_tables.early_launch),
     "network_times": Table("network_times_h200", "early_launch.py", batch_one_tables.network_times),

@@ -118,14 +118,18 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]  # fmt: skip
+    return "\n".join([common.table(header, lines), *counts(rows)])
+
+
+def counts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """In how many layers the winners are the same, close, or worse than the default, in words."""
     same, close = sum(row["same"] for row in rows), sum(row["same"] or row["ratio"] <= CLOSE for row in rows)
     above = sum(max(row["over_default"], row["over_default_under_load"] or 0.0) > 1 + NOISE for row in rows)
-    ends = [
+    return [
         f"the same configuration for {same} of {len(rows)}",
         f"the same or within {CLOSE - 1:.0%} for {close} of {len(rows)}, at worst {max(row['ratio'] for row in rows):.3f}",
         f"slower than the default by more than {NOISE:.1%}: {above} of {len(rows)}",
     ]
-    return "\n".join([common.table(header, lines), *ends])
 
 
 def chosen(options: argparse.Namespace, target: Target) -> list[schedsearch.Workload]:
