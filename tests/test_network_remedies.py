@@ -104,3 +104,39 @@ def test_a_loop_that_only_its_condition_ends_is_observed_for_some_turns(saved: A
     path = saved(f"g (float x) => (float y, float[n] rows) {{ {loop} }}", **constants)
     with pytest.raises(UsageError, match="the shape of 'rows' at node"):
         lower_with_subgraphs(read_model(path), lambda workload: "")
+
+
+def shrinking(body: str) -> str:
+    """x is multiplied by `factor` until it is no longer above `least`."""
+    head = "b (int64 turn, bool on, float[1] now) => (bool goes, float[1] next)"
+    nodes = f"{body} \n largest = ReduceMax <keepdims=0> (next) \n goes = Greater (largest, least)"
+    return f"g (float[1] x) => (float[1] y) {{ [loop] y = Loop (, true, x) <body = {head} {{ {nodes} }}> }}"
+
+
+@pytest.mark.parametrize(("factor", "least"), [(0.5, 1e-6), (0.9999, 1e-4)])
+def test_a_loop_is_compared_for_10_000_turns_and_called_for_all(saved: Any, factor: float, least: float) -> None:
+    said: list[str] = []
+    factor, least, value = np.float32(factor), np.float32(least), np.ones(1, np.float32)
+    path = saved(shrinking("next = Mul (now, factor)"), factor=factor, least=least, true=np.array(True))
+    turns = 0
+    with build(path, say=said.append) as net:
+        found = net(value)
+        is_checked = bool(net.checked)
+    while turns == 0 or value > least:
+        value, turns = value * factor, turns + 1
+    np.testing.assert_array_equal(found, value)
+    reasons = [line for line in said if "unchecked: " in line and "more than 10,000 turns of loop (Loop)" in line]
+    assert (is_checked, len(reasons)) == ((True, 0) if turns < 100 else (False, 1))
+
+
+@pytest.mark.integrations
+def test_a_comparison_does_not_wait_for_ever_for_onnx_runtime(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose loops cannot be counted."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("schedsearch.executable.onnx_runtime._PATIENCE_S", 0.0)
+    said: list[str] = []
+    body = "made = Mul (now, factor) \n next = CenterCropPad (made, row)"
+    constants = {"factor": np.float32(0.9999), "least": np.float32(1e-4), "true": np.array(True), "row": np.array([1])}
+    with build(saved(shrinking(body), **constants), fallback="onnxruntime", say=said.append) as net:
+        assert not net.checked and 0 < net(np.ones(1, np.float32)).item() <= 1e-4
+    assert any("unchecked: " in line and "ONNX Runtime more than 0 s" in line for line in said), said

@@ -14,6 +14,7 @@ import numpy as np
 from schedsearch.device.memory import bytes_at
 from schedsearch.errors import BranchError
 from schedsearch.executable.program import CARRIED, CONDITION, LOOP, STATE, Call, Control, Impossible
+from schedsearch.executable.turns import check_turn
 
 if TYPE_CHECKING:
     from schedsearch.device.contract import BoundKernel, Device
@@ -117,6 +118,7 @@ class BoundLoop(BoundControl):
     other."""
 
     def launch(self, stream: int = 0) -> None:
+        """Raises TurnsError inside of `limited_turns`."""
         turn_at, true_at, condition_at, *carried = self._control.addresses(self._addresses[STATE])
         most = self._read(self._addresses["x0"], 8, stream)
         goes_on = self._read(self._addresses["x1"], 1, stream) != 0
@@ -127,6 +129,7 @@ class BoundLoop(BoundControl):
         self._device.copy_from_host(true_at, np.ones(1, np.uint8).ctypes.data, 1, stream)
         turn = 0
         while turn < most and goes_on:
+            check_turn(turn, self._call.name)
             count = np.array(turn, np.int64)
             self._device.copy_from_host(turn_at, count.ctypes.data, count.nbytes, stream)
             self.taken.add(True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from schedsearch.device.contract import Device, Workspaces, check_address
 from schedsearch.errors import DatabaseError, SubgraphError, UsageError
+from schedsearch.executable.turns import TurnsError, is_limited
 from schedsearch.typed import JsonObject
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ _GPU_PROVIDER = "CUDAExecutionProvider"
 _CPU_PROVIDER = "CPUExecutionProvider"
 _GPU_ALIGNMENT = 16  # of addresses; ONNX Runtime's kernels assume what its own allocator gives
 _BFLOAT16 = 16  # TensorProto.BFLOAT16
-_ERRORS_ONLY = 3  # level of ONNX Runtime's messages on stderr
+_ERRORS_ONLY, _NOTHING = 3, 4  # levels of ONNX Runtime's messages on stderr
+_PATIENCE_S = 120.0  # of a comparison
 
 
 def require(what: str) -> Any:
@@ -167,6 +170,30 @@ class BoundOnnxModel:
         bind = self._binding.bind_output if name in self._model.call.outputs else self._binding.bind_input
         bind(port.name, kind, ordinal, _element_type(port), port.shape, address)
 
+    def _run(self) -> None:
+        """Raises TurnsError if it takes longer than a comparison waits."""
+        if not is_limited():
+            self._model.session.run_with_iobinding(self._binding)
+            return
+        import onnxruntime
+
+        options, call = onnxruntime.RunOptions(), self._model.call
+        options.log_severity_level = _NOTHING  # numbers that nobody gave may be out of range
+        timer = threading.Timer(_PATIENCE_S, setattr, (options, "terminate", True))
+        timer.daemon = True
+        timer.start()
+        try:
+            self._model.session.run_with_iobinding(self._binding, options)
+        except Exception as error:
+            if not options.terminate:
+                raise
+            raise TurnsError(
+                f"the inputs take ONNX Runtime more than {_PATIENCE_S:g} s in {call.name} ({call.label}), and perhaps it "
+                "never ends for them"
+            ) from error
+        finally:
+            timer.cancel()
+
     def _other_shape(self) -> str:
         """Which output has another shape than the network was built with, by a run that makes the outputs; empty if none."""
         model, binding = self._model, self._model.session.io_binding()
@@ -194,7 +221,8 @@ class BoundOnnxModel:
         return ""
 
     def launch(self, stream: int = 0) -> None:
-        """Raises SubgraphError if ONNX Runtime fails, or makes an array of another shape than the network has."""
+        """Raises SubgraphError if ONNX Runtime fails, or makes an array of another shape than the network has; inside of
+        `limited_turns` TurnsError if it takes minutes."""
         model = self._model
         model.device.wait(stream)
         outputs = model.call.outputs
@@ -202,7 +230,9 @@ class BoundOnnxModel:
             if name not in outputs:
                 model.device.copy_out(array.data, self._addresses[name])
         try:
-            model.session.run_with_iobinding(self._binding)
+            self._run()
+        except TurnsError:
+            raise
         except Exception as error:  # ONNX Runtime's errors have no common base
             reason = self._other_shape() or f": {error}"
             raise SubgraphError(f"ONNX Runtime failed in {model.call.name} ({model.call.label}){reason}") from error

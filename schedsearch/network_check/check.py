@@ -27,6 +27,7 @@ from schedsearch.errors import (
     WrongNetworkError,
     first_line,
 )
+from schedsearch.executable.turns import TurnsError, limited_turns
 from schedsearch.network.settings import as_given
 from schedsearch.network_check.branches import candidates
 from schedsearch.network_check.draws import KINDS, Wanted, drawn
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from schedsearch.executable.net import Net
 
 _NOISE = ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0))  # direction and chance
+_MOST_TURNS = 10_000  # of a loop, as of those that become nodes
 _MOST_ELEMENTS = 1 << 26  # of values that are compared together; the memory of the check is a few times theirs
 _INSTALL = "pip install onnxruntime to have the network compared with it"
 SHARE = 0.2
@@ -60,7 +62,8 @@ def check(net: Net, source: Source, started: float, say: Callable[[str], None]) 
     """Compares a network with its model: one of several sizes at the smallest, the largest and sizes between, and one of
     computed sizes in both modes; see `Checker.check`. Returns what computed the model; "" if nothing did."""
     checker = Checker(source, say, started)
-    return checker.name if all(map(checker.check, subjects_of(net))) else ""
+    with limited_turns(_MOST_TURNS):
+        return checker.name if all(map(checker.check, subjects_of(net))) else ""
 
 
 @dataclass
@@ -142,7 +145,7 @@ class Checker:
                 subject.outputs(inputs)
                 if len(subject.untaken()) < len(left):
                     _Comparison(self.source, subject, inputs, self._evaluators, self.say).run()
-            except (BranchError, IndexRangeError, NotEvaluableError):
+            except (BranchError, IndexRangeError, NotEvaluableError, TurnsError):
                 continue
             left = subject.untaken()
             if not left:
@@ -167,12 +170,12 @@ class Checker:
                 if not (takes_integers and isinstance(error, SubgraphError)):
                     raise
                 reasons.append(error)  # they may be places, and ONNX Runtime looks whether these are in range
-            except (BranchError, IndexRangeError, NotEvaluableError) as error:
+            except (BranchError, IndexRangeError, NotEvaluableError, TurnsError) as error:
                 reasons.append(error)
                 if not takes_integers:
                     break
         why = first_line(reasons[-1])
-        if isinstance(reasons[-1], BranchError | IndexRangeError | SubgraphError):
+        if isinstance(reasons[-1], BranchError | IndexRangeError | SubgraphError | TurnsError):
             self.say(f"unchecked: {subject.what} was not compared with {self.source.name}: {why}")
             return False
         if self._without_onnx_runtime:
