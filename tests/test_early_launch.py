@@ -23,6 +23,7 @@ from schedsearch.backend.cuda import ptx_of  # noqa: E402
 from schedsearch.backend.elf import machine_code  # noqa: E402
 from schedsearch.backend.ops import device_op, wait_for_predecessor  # noqa: E402
 from schedsearch.device import open_device  # noqa: E402
+from schedsearch.device.cuda_kernel import early_steps  # noqa: E402
 from schedsearch.device.detect import detect  # noqa: E402
 from schedsearch.errors import PlanError  # noqa: E402
 from schedsearch.executable.assemble import assemble  # noqa: E402
@@ -293,6 +294,22 @@ def test_a_plan_reads_only_its_own_buffers_ahead() -> None:
     step = Step("kernel_0", (Pointer("x"),), Grid(1), 128, early=True, ahead=("weight",))
     with pytest.raises(PlanError, match="it reads weight ahead, which is none of its buffers"):
         LaunchPlan("cuda", "sm_90a", (step,)).check()
+
+
+def test_further_steps_of_a_launch_begin_early_in_any_case() -> None:
+    """What is in front of the first step is not known. A step that reads ahead what another one makes waits for its end."""
+    x, w, packed, sums, y = map(Pointer, ("x", "w", "packed", "sums", "y"))
+    steps = (
+        Step("pack", (w, packed), Grid(1), 1, early=True, ahead=("w",)),
+        Step("parts", (x, packed, sums), Grid(1), 1, early=True, ahead=("packed",)),
+        Step("sum", (sums, y), Grid(1), 1, early=True),
+        Step("old", (y, y), Grid(1), 1),
+    )
+    plan = LaunchPlan("cuda", "sm_90a", steps, {"packed": 4, "sums": 4})
+    assert early_steps(plan, (0, 1, 2, 3), early=False) == [False, False, True, False]
+    assert early_steps(plan, (0, 1, 2, 3), early=True) == [True, False, True, False]
+    assert early_steps(plan, (1, 2), early=False) == [False, True]
+    assert early_steps(plan, (1, 2), early=True) == [True, True]  # packed was made before
 
 
 class Recorder:

@@ -124,9 +124,9 @@ class LoadedKernel(Protocol):
                 memory is then allocated for it.
             scalars: values of the call-time scalars.
             prepared: the result of `prepare`; the constant steps are then left out.
-            early: a GPU may begin with the steps while the kernel before them in the stream still runs, where their plan
-                allows it (`Step.early`). That kernel must be such a one itself, or be launched without `early`. None of
-                those before it may write what is read ahead (`Step.ahead`).
+            early: a GPU may begin with the first step while the kernel before it in the stream still runs, where its plan
+                allows it (`Step.early`), as with further steps in any case. That kernel must be such a one itself, or be
+                launched without `early`. None of those before it may write what is read ahead (`Step.ahead`).
 
         Raises:
             ArgumentError: an address or scalar is missing, or an address lacks the alignment that the plan requires.

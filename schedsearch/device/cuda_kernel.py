@@ -16,7 +16,7 @@ from schedsearch.device.contract import Workspaces, check_alignment, needed_step
 from schedsearch.device.cuda_context import CudaContext
 from schedsearch.device.objects import check_elf
 from schedsearch.errors import ArgumentError
-from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, Step, TensorMap, number_bits
+from schedsearch.launch import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, Artifact, LaunchPlan, Step, TensorMap, number_bits
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.target import Target
 
@@ -126,11 +126,9 @@ class CudaBoundKernel:
                 self._pack(kernel.functions[number], plan.steps[number], addresses, scalars, device.target)
                 for number in steps
             ]
-        if early and _starts_early(device.target):
-            for number, (config, *_) in zip(steps, self._launches):
-                step, others = plan.steps[number], (plan.steps[other] for other in steps if other != number)
-                made = {name for other in others for name in other.buffers if name in plan.workspaces}
-                if step.early and not made.intersection(step.ahead):  # which another step of this launch may write
+        if _starts_early(device.target):
+            for begins_early, (config, *_) in zip(early_steps(plan, steps, early), self._launches):
+                if begins_early:
                     config.attributes, config.attribute_count = ctypes.addressof(_EARLY), 1
         names = {*self._pointers, *self._maps, *plan.alignments}
         self._places = {
@@ -232,6 +230,24 @@ class CudaBoundKernel:
     def set_scalar(self, name: str, value: float) -> None:
         for scalar, dtype in self._scalars.get(name, ()):
             scalar.value = number_bits(value, dtype)
+
+
+def early_steps(plan: LaunchPlan, steps: Sequence[int], early: bool) -> list[bool]:
+    """Which of the steps of a launch, given by their numbers, may begin while the one before them runs.
+
+    Those behind the first may in any case: what is in front of them belongs to the launch, and began when everything before
+    it was complete, or has waited itself (docs/decisions/444-further-steps-begin-early.md).
+
+    Args:
+        early: the first one may, too.
+    """
+    found = []
+    for place, number in enumerate(steps):
+        step, others = plan.steps[number], (plan.steps[other] for other in steps if other != number)
+        made = {name for other in others for name in other.buffers if name in plan.workspaces}
+        # Another step of the launch may write what is made.
+        found.append(step.early and (early or place > 0) and not made.intersection(step.ahead))
+    return found
 
 
 def _starts_early(target: Target) -> bool:
