@@ -20,22 +20,22 @@ from schedsearch.templates.depthwise_conv2d.cuda_pixels_staged import build_stag
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
     BUFFERS,
     MOST_EXACT_TAPS,
-    REGISTERS,
     STRIPS,
     Shape,
     candidates,
     derived_of,
     direction_problem,
+    enough_registers,
     first_roomy,
     knobs_of,
     min_blocks,
-    patch_time,
     rules_of,
     size_problem,
     staged_bytes,
     stages_tiles,
     threads_of,
 )
+from schedsearch.templates.depthwise_conv2d.estimates import pixels_us
 from schedsearch.templates.depthwise_conv2d.held import held_operands
 from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch, arrays_of, filter_pieces
 from schedsearch.templates.depthwise_conv2d.tiles import Tile, copied_bytes
@@ -122,17 +122,19 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
         return ConfigSpace(knobs, [*rules_of(shape, target), strips, staged], derived)
 
     def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
-        """The patch with the least estimated time; see docs/kernels/depthwise.md."""
+        """The patch, the block and the strip with the least estimated time; see `estimates`."""
         shape = Shape.of(workload)
 
-        def choices() -> Iterator[dict[str, Any]]:
-            for vector, tile_h, tile_w in sorted(candidates(shape), key=lambda each: patch_time(shape, target, *each)):
-                threads = shape.patches(vector, tile_h, tile_w)
-                few = next((n for n in (256, 128) if threads >= 2 * n * target.sms), 64)  # so that blocks are not
-                for most in (few, 256, 128, 64, 1):
-                    yield from _configurations(shape, target, vector, tile_h, tile_w, most)
+        def estimated(choice: dict[str, Any]) -> float:
+            return pixels_us(shape, target, choice, int(space.derived["shared_bytes"](choice)))
 
-        return first_roomy(space, target, choices())
+        choices = (
+            choice
+            for patch in candidates(shape)
+            for threads in (64, 128, 256)
+            for choice in _configurations(shape, *patch, threads)
+        )
+        return first_roomy(space, target, iter(sorted(choices, key=estimated)))
 
     def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One pixel of one channel a thread."""
@@ -141,7 +143,7 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
         return first_roomy(
             space,
             target,
-            (each for threads in (128, 1) for each in _configurations(shape, target, 1, tile_h, tile_w, threads)),
+            (each for threads in (128, 1) for each in _configurations(shape, 1, tile_h, tile_w, threads)),
         )
 
     def kernel(self, workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> KernelSource:
@@ -187,23 +189,11 @@ class DepthwiseConv2dCuda(Template[DepthwiseConv2dParams]):
         return KernelSource("cuda", "native", (step,), alignments=alignments)
 
 
-def _configurations(
-    shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int, threads: int
-) -> Iterator[dict[str, Any]]:
-    """Configurations with this patch, the best first."""
+def _configurations(shape: Shape, vector: int, tile_h: int, tile_w: int, threads: int) -> Iterator[dict[str, Any]]:
+    """Configurations with this patch."""
     lanes, across, down = threads_of(shape, vector, tile_h, tile_w, threads)
     strips = -(-shape.rows.targets // (down * tile_h))
-    others = -(-shape.channels // (lanes * vector)) * -(-shape.columns.targets // (across * tile_w)) * shape.images
-    # Patches one below the other share rows in L1: with dilation most of their windows.
-    overlap = shape.window(shape.rows, tile_h, shape.tap_h) * shape.rows.down / (tile_h * shape.rows.up)
-    least_blocks = (3 if overlap >= 1.75 else 8) * target.sms
-    fitting = [n for n in (4, 2, 1) if n == 1 or (strips % n == 0 and strips // n * others >= least_blocks)]
-    # The copy of the filters delays a block's first load; blocks that follow others hide it, and share the copy.
-    short = strips * others <= 4 * target.sms and shape.filters * shape.rounds == 1
-    for strip in fitting:
-        for registers in REGISTERS:
-            yield dict(
-                vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down,
-                registers=registers, strip=strip, filters="direct" if short else "shared", buffers=0,
-                border="branch" if shape.channels_last and tile_h * tile_w > 1 else "test",
-            )  # fmt: skip
+    choice = dict(vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down, buffers=0)
+    for strip in (n for n in (1, 2, 4) if strips % n == 0):
+        for filters in ("direct", "shared") if shape.filters * shape.rounds == 1 else ("shared",):
+            yield dict(**choice, registers=enough_registers(shape, choice), strip=strip, filters=filters, border="test")

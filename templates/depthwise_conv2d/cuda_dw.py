@@ -19,15 +19,14 @@ from schedsearch.templates.depthwise_conv2d.cuda_pixels import SUM_BYTES, Blocks
 from schedsearch.templates.depthwise_conv2d.cuda_space import (
     BUFFERS,
     LARGEST_SIZE,
-    REGISTERS,
     Shape,
     candidates,
     derived_of,
     direction_problem,
+    enough_registers,
     first_roomy,
     knobs_of,
     min_blocks,
-    patch_time,
     rules_of,
     size_problem,
     staged_bytes,
@@ -42,6 +41,7 @@ from schedsearch.templates.depthwise_conv2d.cuda_weight import (
     build_start,
 )
 from schedsearch.templates.depthwise_conv2d.cuda_weight_staged import buffer_bytes, build_staged_kernel
+from schedsearch.templates.depthwise_conv2d.estimates import filters_us
 from schedsearch.templates.depthwise_conv2d.patches import VECTOR_BYTES, Patch
 from schedsearch.templates.depthwise_conv2d.tiles import copied_bytes
 from schedsearch.workload import Workload
@@ -116,15 +116,20 @@ class DepthwiseConv2dDwCuda(Template[DepthwiseConv2dParams]):
         return ConfigSpace(knobs, rules, derived)
 
     def default(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config:
-        """The patch with the least estimated time, and splits for two blocks on each multiprocessor."""
+        """The patch, the block and the splits with the least estimated time; see `estimates`."""
         shape = Shape.of(workload)
 
-        def choices() -> Iterator[dict[str, Any]]:
-            for each in sorted(candidates(shape), key=lambda each: patch_time(shape, target, *each)):
-                for threads in (256, 128, 64, 1):
-                    yield from _configurations(shape, target, *each, threads)
+        def estimated(choice: dict[str, Any]) -> float:
+            return filters_us(shape, target, choice, int(space.derived["shared_bytes"](choice)))
 
-        return first_roomy(space, target, choices())
+        choices = (
+            choice
+            for patch in candidates(shape)
+            for threads in (64, 128, 256, 512)
+            for buffers in ((0, 2) if stages_tiles(shape, target) else (0,))
+            for choice in _configurations(shape, target, *patch, threads, buffers)
+        )
+        return first_roomy(space, target, iter(sorted(choices, key=estimated)))
 
     def plain(self, workload: Workload[DepthwiseConv2dParams], target: Target, space: ConfigSpace) -> Config | None:
         """One pixel of one channel at a time."""
@@ -176,16 +181,16 @@ def reduction_of(workload: Workload[DepthwiseConv2dParams], config: Config) -> R
 
 
 def _configurations(
-    shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int, threads: int
+    shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int, threads: int, buffers: int = 0
 ) -> Iterator[dict[str, Any]]:
-    """Configurations with this patch, the best first."""
+    """Configurations with this patch: with splits for a part of what the device runs at once, for all of it or for twice as
+    much."""
     lanes, across, down = threads_of(shape, vector, tile_h, tile_w, threads)
     others = -(-shape.channels // (lanes * vector)) * shape.rounds
     units = -(-shape.columns.targets // (across * tile_w)) * -(-shape.rows.targets // (down * tile_h)) * shape.images
-    wanted = max(1, 512 * target.sms // (lanes * across * down) // others)
-    splits = max(n for n in SPLITS if n == 1 or (n <= units and n <= 1.5 * wanted))
-    for registers in REGISTERS:
-        yield dict(
-            vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down, registers=registers,
-            splits=splits, combine="workspace", buffers=0,
-        )  # fmt: skip
+    choice = dict(vector=vector, tile_h=tile_h, tile_w=tile_w, channels=lanes, columns=across, rows=down, buffers=buffers)
+    enough = enough_registers(shape, choice)
+    at_once = min(target.registers_per_sm // enough, target.threads_per_sm) // (lanes * across * down) * target.sms
+    wanted = [1, *(at_once * share // others for share in (0.25, 0.5, 1, 2))]
+    for splits in sorted({max(n for n in SPLITS if n == 1 or n <= min(units, 1.25 * most)) for most in wanted}):
+        yield dict(**choice, registers=enough, splits=splits, combine="workspace")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,16 @@ class Shape:
         """Sources of a patch along an axis, at most."""
         return np.minimum(axis.reach(tile, taps), -(-(tile * taps) // axis.down))
 
+    def loaded_words(self, k: Columns) -> Any:
+        """Registers of the rows that are loaded ahead."""
+        row = self.window(self.columns, k["tile_w"], self.tap_w) * k["vector"]
+        return row * self.nbytes // 4 * 2 + row
+
+    def used_registers(self, k: Columns) -> Any:
+        """Of a thread, about."""
+        sums = k["tile_h"] * k["tile_w"] * k["vector"]
+        return sums + self.taps * k["vector"] + self.loaded_words(k) + OTHER_REGISTERS
+
 
 def unrolled(axis: Axis) -> int:
     """Taps of a round along an axis: as many as are unrolled, and so that rounds start at whole sources."""
@@ -204,19 +215,12 @@ def _below_twice(tile: Any, least: Any, size: int) -> Any:
 
 
 def derived_of(shape: Shape) -> dict[str, Callable[[Columns], Any]]:
-    def loaded_words(k: Columns) -> Any:
-        """Registers of the rows that are loaded ahead."""
-        row = shape.window(shape.columns, k["tile_w"], shape.tap_w) * k["vector"]
-        return row * shape.nbytes // 4 * 2 + row
-
     return {
         "threads": lambda k: k["channels"] * k["columns"] * k["rows"],
         "sums": lambda k: k["tile_h"] * k["tile_w"] * k["vector"],
         "products": shape.products,
-        "loaded_words": loaded_words,
-        "used_registers": lambda k: (
-            k["tile_h"] * k["tile_w"] * k["vector"] + shape.taps * k["vector"] + loaded_words(k) + OTHER_REGISTERS
-        ),
+        "loaded_words": shape.loaded_words,
+        "used_registers": shape.used_registers,
         "row_waste": lambda k: -(-shape.rows.targets // k["tile_h"]) * k["tile_h"] / shape.rows.targets,
         "column_waste": lambda k: -(-shape.columns.targets // k["tile_w"]) * k["tile_w"] / shape.columns.targets,
     }
@@ -236,41 +240,39 @@ def staged_bytes(shape: Shape, height: Any, width: Any, k: Columns) -> Any:
 # ---- defaults
 
 
-def candidates(shape: Shape) -> Iterator[tuple[int, int, int]]:
-    """(vector, tile_h, tile_w) from which a default is chosen."""
+def candidates(shape: Shape) -> list[tuple[int, int, int]]:
+    """(vector, tile_h, tile_w) from which a default is chosen: those with room for their registers, if there are any."""
     heights = [shape.rows.down * n for n in (1, 2, 4, 8)]
     widths = [shape.columns.down * n for n in (1, 2, 4, 8)]
-    yield from itertools.product(shape.vectors, heights, widths)
+    found = list(itertools.product(shape.vectors, heights, widths))
+
+    def fits(vector: int, tile_h: int, tile_w: int) -> bool:
+        patch: dict[str, Any] = {"vector": vector, "tile_h": tile_h, "tile_w": tile_w}
+        return vector * tile_h * tile_w <= MOST_SUMS and 3 * int(shape.used_registers(patch)) <= 2 * max(REGISTERS)
+
+    return [patch for patch in found if fits(*patch)] or found
 
 
-def patch_time(shape: Shape, target: Target, vector: int, tile_h: int, tile_w: int) -> float:
-    """Estimated cycles: instructions over the multiprocessors, and what one patch takes from its first load on."""
-    window_h = shape.window(shape.rows, tile_h, shape.tap_h)
-    window_w = shape.window(shape.columns, tile_w, shape.tap_w)
-    words = window_h * window_w * vector
-    row_loads = window_w
-    if not shape.channels_last:
-        aligned = next(n for n in (8, 4, 2, 1) if n * shape.nbytes <= 16 and shape.columns.sources % n == 0)
-        row_loads = window_w / min(aligned, max(tile_w * shape.columns.up // shape.columns.down, 1)) + 1
-    products = tile_h * tile_w * vector * shape.taps / (shape.rows.down * shape.columns.down)
-    stores = tile_h * tile_w if shape.channels_last else tile_h * max(1.0, tile_w * shape.nbytes / 16)
-    loads = window_h * row_loads
-    one = products + 3 * loads + words * 4 / shape.nbytes + 3 * stores + 40
-    patches = shape.patches(vector, tile_h, tile_w)
-    lines = _lines(shape, vector, tile_h, tile_w)
-    registers = (
-        tile_h * tile_w * vector + shape.taps * vector + window_w * vector * (shape.nbytes // 2 + 1) + OTHER_REGISTERS
-    )
-    crowding = max(1.0, registers / 128) if registers <= 168 else 3.0  # fewer warps hide less of their loads' latency
-    issue, l1 = one / (128 * 0.6), loads * lines / 32
-    return float(patches * max(crowding * issue, l1) / target.sms + 2.5 * one)
+def enough_registers(shape: Shape, choice: Mapping[str, Any]) -> int:
+    """The least value of the knob of which a third stays free, because compilers differ from the estimate and from each
+    other; a default that spills would be refused. The largest if none is enough."""
+    used = int(shape.used_registers(choice))
+    return next((n for n in REGISTERS if 3 * used <= 2 * n), max(REGISTERS))
 
 
-def _lines(shape: Shape, vector: int, tile_h: int, tile_w: int) -> int:
-    """Lines of 128 bytes that a load of a warp touches: each is an access to L1."""
+def loads_of_row(shape: Shape, tile_w: int) -> float:
+    """Accesses to a row of a patch's window, about."""
+    window = int(shape.window(shape.columns, tile_w, shape.tap_w))
+    if shape.channels_last:
+        return window
+    aligned = next(n for n in (8, 4, 2, 1) if n * shape.nbytes <= VECTOR_BYTES and shape.columns.sources % n == 0)
+    return window / min(aligned, max(tile_w * shape.columns.up // shape.columns.down, 1)) + 1
+
+
+def lines_of_load(shape: Shape, vector: int, tile_h: int, tile_w: int, across: int, down: int) -> int:
+    """Lines of 128 bytes that a load of a warp touches: each is an access to L1. A block has across x down threads."""
     if shape.channels_last:
         return max(1, vector * shape.nbytes // 4)
-    _, across, down = threads_of(shape, vector, tile_h, tile_w, 256)
     rows, columns = shape.rows, shape.columns
     touched = set()
     for thread in range(32):
@@ -304,6 +306,7 @@ def threads_of(shape: Shape, vector: int, tile_h: int, tile_w: int, threads: int
     return lanes, across, down
 
 
+@functools.cache
 def _fewest_idle(across_needed: int, down_needed: int, lanes: int, most: int) -> tuple[int, int]:
     """(columns, rows) with a product of up to `most`, and with the fewest idle threads; of equals, the most columns.
 
