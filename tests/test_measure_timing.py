@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schedsearch import dense
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.device import Device, open_device
@@ -21,6 +22,7 @@ from schedsearch.measure import Built, Runner
 from schedsearch.measure.timing import Arena, Patience, chain_length, median_half_width, open_timer, repeat, set_count
 from schedsearch.measurement import COLD_GRAPH, COLD_GRAPH_PREPARED, HOT_GRAPH, Outcome
 from schedsearch.target import PRESETS, Target
+from schedsearch.template import Template, load_templates
 from schedsearch.workload import Workload
 
 H200 = PRESETS["h200"]
@@ -162,6 +164,35 @@ def test_a_chain_of_launches_computes_into_every_set(mode: str) -> None:
             arrays = {spec.name: read(device, arena.buffers[number][spec.name], spec.shape) for spec in specs}
             expected = arrays["x"].reshape(16, 16).astype(float) @ arrays["weight"].reshape(8, 16).astype(float).T
             np.testing.assert_allclose(arrays["y"].reshape(16, 8), expected, rtol=1e-4, atol=1e-5)
+
+
+INT8 = {"dtype": "int8", "epilogue": ("bias", {"requantise": {"to": "int8"}})}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload.conv2d(n=1, h=8, w=8, c=16, k=16, r=1, s=1, dtype="float32", epilogue=("bias",)),
+        Workload.conv2d(n=1, h=8, w=8, c=16, k=16, r=1, s=1, **INT8),
+        dense(m=4, n=16, k=16, dtype="float32", epilogue=("bias",)),
+    ],
+    ids=str,
+)
+def test_constants_that_are_not_prepared_may_change_between_calls(workload: Workload) -> None:
+    """Weights are packed once, and a bias is read in each call: its change must be seen, and that of the weights not."""
+    cpu = detect("cpu")
+    template = next(each for each in load_templates().values() if each.kind == "cpu" and not _refusal(each, workload, cpu))
+    result = compile_source(
+        template.kernel(workload, cpu, template.default(workload, cpu, template.space(workload, cpu))), cpu
+    )
+    assert result.artifact.plan.constants == ("weight",)
+    with Runner(cpu, mode=COLD_GRAPH_PREPARED, timeout_s=30.0) as runner:
+        measurement = runner.measure(workload, Built(result.artifact, result.resources, result.canonical_hash, 0.0))
+    assert measurement.outcome == Outcome.OK, measurement.message
+
+
+def _refusal(template: Template, workload: Workload, target: Target) -> str | None:
+    return template.validate(workload, target) if workload.op in template.ops else "another operator"
 
 
 def test_the_runner_times_prepared_constants_in_a_mode_of_its_own() -> None:

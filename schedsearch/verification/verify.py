@@ -93,15 +93,18 @@ class _Change:
     """An argument whose numbers are replaced in their place, and some elements of the outputs thereafter.
 
     Attributes:
-        argument: its name. The arguments of earlier changes keep their new numbers.
+        argument: its name. Arguments of earlier changes that are no constants keep their new numbers, constants do not: a call
+            with some of them prepared sees the changes of the others alone.
         image: address of the new numbers.
         nbytes: of the argument.
+        constant: whether it is one.
         truths: output -> (index of the first element, up to `_RUN` elements as float64 or int64).
     """
 
     argument: str
     image: int
     nbytes: int
+    constant: bool
     truths: Mapping[str, tuple[int, Array]]
 
 
@@ -114,8 +117,8 @@ class Verification:
     the first output, with the guard's byte after each output.
 
     There are two draws of numbers for each argument. All outputs are known for the first. After a change to the second, of
-    one argument after the other, a run of elements is known. Constants change last, because prepared calls do not see it.
-    If the reference answers for whole arrays only, nothing is changed.
+    one argument after the other, a run of elements is known. Constants change last and one at a time, because prepared calls
+    do not see it of some. If the reference answers for whole arrays only, nothing is changed.
 
     Args:
         seed: of the inputs; the same seed gives the same numbers.
@@ -251,8 +254,9 @@ class Verification:
     def _plan_changes(
         self, arrays: dict[str, Array], others: Mapping[str, Pattern], rng: np.random.Generator
     ) -> Iterator[_Change]:
-        """The changes in their order; `arrays` then holds the new numbers."""
+        """The changes in their order; `arrays` then holds the new numbers of all but constants."""
         for arg in sorted(self._workload.signature, key=lambda arg: arg.constant):
+            before = arrays[arg.name]
             arrays[arg.name] = self._on_host(arg, others)
             truths = {}
             for output in self._workload.outputs:
@@ -265,7 +269,9 @@ class Verification:
                     first,
                     self._reference.points(arrays, self.scalars, np.arange(first, first + count), output.name),
                 )
-            yield _Change(arg.name, self._others + self._offsets[arg.name], arg.nbytes, truths)
+            yield _Change(arg.name, self._others + self._offsets[arg.name], arg.nbytes, arg.constant, truths)
+            if arg.constant:
+                arrays[arg.name] = before
 
     def _few(self, most: int) -> int:
         """How many elements NumPy computes."""
@@ -342,15 +348,19 @@ class Verification:
 
     def _change_inputs(self, bound: BoundKernel, prepared: Sequence[str], *, stepwise: bool = True) -> str:
         """Replaces the numbers of arguments in their place, except those that are prepared, and launches after each change
-        (or after the last one). Outputs keep what the launch before has left.
+        (or after the last one, when one constant has changed). Outputs keep what the launch before has left.
 
         Returns:
             A description of wrong elements; empty if all are right.
         """
         changes = [change for change in self._changes if change.argument not in prepared]
         for change in changes:
-            self._device.copy(self._memory + self._offsets[change.argument], change.image, change.nbytes)
-            if not stepwise and change is not changes[-1]:
+            is_last = change is changes[-1]
+            if not stepwise and change.constant and not is_last:
+                continue
+            place = self._memory + self._offsets[change.argument]
+            self._device.copy(place, change.image, change.nbytes)
+            if not stepwise and not is_last:
                 continue
             self._device.synchronize()
             bound.launch()
@@ -359,6 +369,8 @@ class Verification:
                 if wrong := self._stale(output, *change.truths[output.name]):
                     what = f"{change.argument} changed in its place" if stepwise else "inputs changed in their places"
                     return f"after {what}, {wrong}; the kernel must not rely on earlier launches"
+            if change.constant:
+                self._device.copy(place, self._expected + self._offsets[change.argument], change.nbytes)
         return ""
 
     def _stale(self, output: ArgSpec, first: int, expected: Array) -> str:
