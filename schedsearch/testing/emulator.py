@@ -184,7 +184,7 @@ class Emulator:
         self.single = epilogue
 
     def stand_in(self, monkeypatch: Any, *modules: object) -> None:
-        """Replaces `cuda`, `types`, `u32` and other casts, `shared_base`, `ptx` and `cluster` in the modules of a kernel.
+        """Replaces `cuda`, `types`, `u32` and other casts, `shared_base`, `ptx` and its kin in the modules of a kernel.
 
         Call it before the kernel is built.
 
@@ -192,7 +192,8 @@ class Emulator:
             monkeypatch: pytest's.
             modules: the kernel's module, and those of the parts whose functions it captures.
         """
-        stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base, "ptx": self, "cluster": self}
+        stand_ins = {"cuda": self.cuda, "types": self.types, "shared_base": self.shared_base}
+        stand_ins |= dict.fromkeys(("ptx", "cluster", "warp_tiles"), self)
         stand_ins |= {name: getattr(self.corrections, name) for name in Corrections.NAMES}
         stand_ins |= {"warm_operands": self.warm_operands}
         for module in modules:
@@ -376,6 +377,13 @@ class Emulator:
 
     def load_shared_i32x4(self, shared: int) -> tuple[int, ...]:
         return tuple(self._shared(shared, 16).view(np.int32).tolist())
+
+    def load_eight(self, accumulator: str) -> Callable[[int], tuple[Any, ...]]:
+        def load(shared: int) -> tuple[Any, ...]:
+            assert shared % 32 == 0
+            return tuple(self._shared(shared, 32).view(accumulator).tolist())
+
+        return load
 
     def pack_pair(self, dtype: str, accumulator: str = "float32") -> Callable[..., int]:
         def pack(low: object, high: object) -> int:

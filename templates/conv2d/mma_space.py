@@ -27,7 +27,7 @@ from schedsearch.templates.conv2d.tiles import (
 from schedsearch.templates.parts.grids import persistent_knobs, persistent_rule
 from schedsearch.workload import Workload
 
-BLOCKS_PER_SM = (1, 2)
+BLOCKS_PER_SM = (1, 2, 3)
 COPIED_STAGES = (2, 3, 4, 5, 6)
 MORE_STAGES = (8, 10, 12)  # of loads by TMA
 SWIZZLE_BYTES = 128  # of a row, the widest of TMA

@@ -16,7 +16,7 @@ from numba import cuda
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.templates.conv2d.mma_sizes import Plan
 from schedsearch.templates.conv2d.placement import shuffled_offset
-from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts import ptx, warp_tiles
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.casts import i32, i64, u32, u64
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -156,7 +156,7 @@ def pairs(
     slices, slice_bytes, pair, vector = plan.slices, plan.slice_bytes, epilogue.pair, plan.gemm.vector
     accumulator, sum_type, out_bytes = plan.gemm.mma.accumulator, plan.gemm.mma.accumulator_type, plan.gemm.out_bytes
     whole, number = accumulator == "int32", vector // 2
-    load = ptx.load_shared_i32x2 if whole else ptx.load_shared_f32x2
+    load, load_eight = ptx.load_shared_i32x2 if whole else ptx.load_shared_f32x2, warp_tiles.load_eight(accumulator)
     store_words = ptx.store_global_b32x2 if whole else ptx.store_global_f32x2
     pack = ptx.pack_pair(workload.params.out_dtype if out_bytes == 2 else "float16", accumulator)
     correct = corrections.of(2)
@@ -180,9 +180,17 @@ def pairs(
         ptx.store_global_u32(address, pack(v0, v1))
 
     def four_words(address: Any, staged: Any, k: Any, offset: Any, place: Any, operands: Any) -> None:
+        total = cuda.local.array(8, sum_type)
+        total[0], total[1], total[2], total[3], total[4], total[5], total[6], total[7] = load_eight(staged)
+        for other in range(1, slices):
+            b0, b1, b2, b3, b4, b5, b6, b7 = load_eight(staged + other * slice_bytes)
+            total[0], total[1] = sum_type(total[0] + b0), sum_type(total[1] + b1)
+            total[2], total[3] = sum_type(total[2] + b2), sum_type(total[3] + b3)
+            total[4], total[5] = sum_type(total[4] + b4), sum_type(total[5] + b5)
+            total[6], total[7] = sum_type(total[6] + b6), sum_type(total[7] + b7)
         words = cuda.local.array(4, u32)
         for i in range(number):
-            a0, a1 = sums(staged + i * 8, place, k + i * 2, operands)
+            a0, a1 = correct(total[2 * i], total[2 * i + 1], place, k + i * 2, operands)
             v0, v1 = pair(a0, a1, 1, k + i * 2, offset + i * 2, *operands)
             words[i] = pack(v0, v1)
         ptx.store_global_v4(address, words[0], words[1], words[2], words[3])

@@ -16,7 +16,7 @@ from typing import Any
 from numba import types
 
 from schedsearch.ops.dtypes import dtype as dtype_of
-from schedsearch.templates.parts import ptx
+from schedsearch.templates.parts import warp_tiles
 
 K_BYTES = 32  # of one instruction
 CHUNK_BYTES = 16  # a row of an 8x8 matrix of ldmatrix
@@ -76,9 +76,9 @@ class Mma:
         return 2 if self.products == 3 else 1
 
     def multiply(self, wm: int, wn: int, row_bytes: int, *, scattered: bool = False) -> Callable[..., Any]:
-        """`multiply(acc, a, b)`: 32 bytes of k of a warp's tile; see `ptx.mma_warp_tile`."""
-        return ptx.mma_warp_tile(wm, wn, row_bytes, self.dtype, self.dtype_b, self.products, scattered)
+        """`multiply(acc, a, b)`: 32 bytes of k of a warp's tile; see `warp_tiles.mma_warp_tile`."""
+        return warp_tiles.mma_warp_tile(wm, wn, row_bytes, self.dtype, self.dtype_b, self.products, scattered)
 
     def stage(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
-        """`stage(acc, shared)` writes a warp's tile of sums to shared memory; see `ptx.store_warp_tile`."""
-        return ptx.store_warp_tile(wm, wn, row_bytes, self.accumulator)
+        """`stage(acc, shared)` writes a warp's tile of sums to shared memory; see `warp_tiles.store_warp_tile`."""
+        return warp_tiles.store_warp_tile(wm, wn, row_bytes, self.accumulator)
