@@ -93,8 +93,8 @@ class _Change:
     """An argument whose numbers are replaced in their place, and some elements of the outputs thereafter.
 
     Attributes:
-        argument: its name. Arguments of earlier changes that are no constants keep their new numbers, constants do not: a call
-            with some of them prepared sees the changes of the others alone.
+        argument: its name. Arguments of earlier changes keep their new numbers if they are no constants. Constants do not: a
+            call with some of them prepared sees the changes of the others alone.
         image: address of the new numbers.
         nbytes: of the argument.
         constant: whether it is one.
