@@ -40,14 +40,18 @@ def build(path: Path, **options: Any) -> Any:
     return schedsearch.build(path, target="cpu", db=path.parent / "none.db", progress=False, **options)
 
 
-def test_a_result_of_as_many_elements_as_numbers_decide_is_built_for_each_call(saved: Any) -> None:
+def test_a_result_of_as_many_elements_as_numbers_decide_is_told_to_be_built_for_each_call(saved: Any) -> None:
     """ONNX Runtime cannot help: a fixed network has results of one shape."""
     path = saved(PLACES)
     with pytest.raises(UsageError, match=f"NonZero: NonZero -> y{BY_CALL}"):
         build(path)
     with pytest.raises(UsageError, match=rf"the shape of 'y' at node NonZero -> y .*{BY_CALL}"):
         lower_with_subgraphs(read_model(path), lambda workload: "")
-    with build(path, run_mode="exact") as net:
+
+
+@pytest.mark.long
+def test_such_a_result_has_the_elements_of_each_call(saved: Any) -> None:
+    with build(saved(PLACES), run_mode="exact") as net:
         np.testing.assert_array_equal(net(np.array([1, 0, -2, 3, 0, 0], np.float32)), [[0, 3]])
 
 
@@ -140,3 +144,19 @@ def test_a_comparison_does_not_wait_for_ever_for_onnx_runtime(saved: Any, monkey
     with build(saved(shrinking(body), **constants), fallback="onnxruntime", say=said.append) as net:
         assert not net.checked and 0 < net(np.ones(1, np.float32)).item() <= 1e-4
     assert any("unchecked: " in line and "ONNX Runtime more than 0 s" in line for line in said), said
+
+
+def test_ranges_of_several_dimensions_may_be_those_of_one_and_fixed_others(saved: Any) -> None:
+    path = saved("g (float[b,t,4] x) => (float[b,t,2] y) { y = MatMul (x, w) }", w=np.ones((4, 2), np.float32))
+    with pytest.raises(UsageError, match=r"axis 1\)\. With a range of one dimension only, .* as in b=3\.\.3$"):
+        build(path, dynamic={"b": (1, 3), "t": (1, 2)})
+    x = np.ones((3, 2, 4), np.float32)
+    with build(path, dynamic={"b": (3, 3), "t": (1, 2)}) as net:
+        np.testing.assert_array_equal(net(x), np.full((3, 2, 2), 4, np.float32))
+
+
+def test_a_graph_of_computed_sizes_is_not_told_to_become_one(saved: Any) -> None:
+    path = saved("g (float[n] x, int64[1] k) => (float[m] v, int64[m] i) { v, i = TopK (x, k) }")
+    with pytest.raises(UsageError, match=r"a table of kernels for each size is not possible either: .*TopK") as refused:
+        build(path, dynamic={"n": (1, 4)})
+    assert "--run-mode" not in str(refused.value)

@@ -30,7 +30,7 @@ from schedsearch.network.costs import costs_of
 from schedsearch.network.given_inputs import Inputs
 from schedsearch.network.graph import Network, Plan
 from schedsearch.network.indexing import ConstantIndexError
-from schedsearch.network.invalid import ModelError
+from schedsearch.network.invalid import ModelError, NoOperatorError
 from schedsearch.network.plan import best_plan, missing
 from schedsearch.ops.params import MAX_INT
 from schedsearch.progress import is_shown, shown, stage
@@ -151,10 +151,17 @@ def dynamic_net(
             if of_table:
                 raise type(error)(f"{error}. {_OF_TABLE}; leave them out for a graph") from error
             if not isinstance(error, UnknownDimensionError):  # a size inside, or a mistake that the graph's reader names
-                no_table = f"; a table of kernels for each size is not possible either: {error}"
-                options.say(f"no table of kernels for each size: {error}. Next: a graph whose sizes are computed")
+                why = error.nodes if isinstance(error, NoOperatorError) else error
+                no_table = f"; a table of kernels for each size is not possible either: {why}"
+                options.say(f"no table of kernels for each size: {why}. Next: a graph whose sizes are computed")
         else:
             return build_sized(table, origin, options)
+    elif run_mode is None and bounds:
+        name, size = next(iter(bounds.items()))
+        no_table = (
+            ". With a range of one dimension only, a table of kernels for each size may be possible: fix the others, as in "
+            f"{name}={size.most}..{size.most}"
+        )
     return _graph_net(loaded, origin, bounds, run_mode or "exact", options, no_table)
 
 
