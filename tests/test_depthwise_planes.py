@@ -41,6 +41,7 @@ class TestPlanes(TemplateContract):
         (layer(64, 7, multiplier=2), "multiplier"),
         (layer(64, 7, direction="grad_weight"), "direction"),
         (layer(64, 24, h=9000), "shared memory"),
+        (layer(1222, 22, s=2, h=192, stride=(2, 1), padding=(3, 2, 1, 2), direction="grad_input"), "registers"),
     )
 
 

@@ -77,7 +77,7 @@ class DepthwiseConv2dPlanesCuda(Template[DepthwiseConv2dParams]):
         if not any(_fits(workload, target, planes, height) for planes in PLANES for height in heights_of(workload)):
             return (
                 f"no strip of rows has at most {MOST_SUMS} elements and {MOST_PRODUCTS} products, with planes in "
-                f"{target.shared_bytes_per_block} bytes of shared memory"
+                f"{target.shared_bytes_per_block} bytes of shared memory and threads in {target.registers_per_sm} registers"
             )
         return epilogue_problem(workload)
 
@@ -334,8 +334,16 @@ def _fits(workload: Workload[DepthwiseConv2dParams], target: Target, planes: int
         and strip.products <= MOST_PRODUCTS
         and height * shape.columns.targets <= MOST_SUMS
         and planes * sum(plane_bytes_of(shape)) + 2 * VECTOR_BYTES <= target.shared_bytes_per_block
-        and height * shape.columns.targets + shape.taps + 3 * shape.columns.sources + OTHER_REGISTERS <= max(REGISTERS)
+        and any(planes * strips * registers <= target.registers_per_sm for registers in _registers(shape, height))
     )
+
+
+def _registers(shape: Shape, height: int) -> list[int]:
+    """Values of the knob that strips of a height may have, the best first: with a third free, because compilers differ from
+    the estimate, then the largest."""
+    used = height * shape.columns.targets + shape.taps + 3 * shape.columns.sources + OTHER_REGISTERS
+    enough = [n for n in REGISTERS if used <= n]
+    return sorted(enough, key=lambda n: (3 * used > 2 * n, n if 3 * used <= 2 * n else -n))
 
 
 def _shared_bytes(workload: Workload[DepthwiseConv2dParams], config: Config) -> int:
@@ -349,16 +357,16 @@ def _blocks_per_sm(target: Target, planes: Planes, registers: int) -> int:
 
 
 def _configurations(workload: Workload[DepthwiseConv2dParams], space: ConfigSpace) -> Iterator[Config]:
-    """All configurations with a third of the registers free, because compilers differ from the estimate."""
+    """All configurations, each with the best registers that a block may have."""
     shape = Shape.of(workload)
     for height in heights_of(workload):
-        used = height * shape.columns.targets + shape.taps + 3 * shape.columns.sources + OTHER_REGISTERS
-        registers = next((n for n in REGISTERS if 3 * used <= 2 * n), max(REGISTERS))
         for planes in PLANES:
             for order in ("planes", "strips"):
-                config = Config(planes=planes, tile_h=height, order=order, registers=registers)
-                if not space.check(config):
-                    yield config
+                for registers in _registers(shape, height):
+                    config = Config(planes=planes, tile_h=height, order=order, registers=registers)
+                    if not space.check(config):
+                        yield config
+                        break
 
 
 def _cycles(workload: Workload[DepthwiseConv2dParams], target: Target, config: Config) -> float:
