@@ -45,7 +45,7 @@ from schedsearch.templates.conv2d import geometry
 from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
 from schedsearch.templates.conv2d.maps import blocked_filter_map, filter_map, image_map, ordered_filter_map, output_map
 from schedsearch.templates.conv2d.weight_rows import ROWS, WeightRows
-from schedsearch.templates.conv2d.wgmma_loads import load_pixels_of, load_weights_of, own_part_of, tile_origin
+from schedsearch.templates.conv2d.wgmma_loads import load_of, own_part_of, tile_origin
 from schedsearch.templates.conv2d.wgmma_sizes import (
     GROUP_ROWS,
     ROW_STORES,
@@ -85,8 +85,8 @@ OVERHEAD_REGISTERS = (32, 48)
 
 # Captured values that Numba must know; see `KernelStep.shaped_by`.
 SHAPED_BY = frozenset({
-    "accumulators", "array_ahead", "by_tma", "finish.words_ahead", "in_turn", "initialise.split_k", "load_pixels.multicasts",
-    "own_sums", "split_k", "words_ahead",
+    "accumulators", "array_ahead", "by_tma", "finish.words_ahead", "in_turn", "initialise.split_k",
+    "load.load_pixels.multicasts", "own_sums", "split_k", "words_ahead",
 })  # fmt: skip
 
 SHORT_STEPS, SHORT_RING = 2, 4  # k steps of a short reduction, and the stages that it needs
@@ -205,15 +205,7 @@ class Conv2dWgmma(Template[Conv2dParams]):
                 "split_k is 1 or half of it would leave multiprocessors idle",
                 lambda q: (q["split_k"] == 1) | (q["blocks"] < 2 * target.sms * q["blocks_per_sm"]),
             ),
-            Constraint(f"blocks of a cluster <= {MAX_CLUSTER}", lambda q: q["cluster"] <= MAX_CLUSTER),
-            Constraint(
-                f"each of cluster_m blocks loads a multiple of {columns} of the tile's columns, or all",
-                lambda q: (q["cluster_m"] == 1) | (q["bn"] % (columns * q["cluster_m"]) == 0),
-            ),
-            Constraint(
-                "cluster_m is at most the row tiles, cluster_n the column tiles",
-                lambda q: (q["cluster_m"] <= q["row_tiles"]) & (q["cluster_n"] <= q["column_tiles"]),
-            ),
+            *_cluster_constraints(columns),
             Constraint(
                 "a persistent grid has more tiles than resident blocks",
                 lambda q: ~q["persistent"] | (q["blocks"] > target.sms * q["blocks_per_sm"]),
@@ -316,6 +308,21 @@ class Conv2dWgmma(Template[Conv2dParams]):
         return KernelSource("cuda", "sm_90a", steps, workspaces, alignments)
 
 
+def _cluster_constraints(columns: int) -> tuple[Constraint, ...]:
+    """Args: columns: that a block loads at a time."""
+    return (
+        Constraint(f"blocks of a cluster <= {MAX_CLUSTER}", lambda q: q["cluster"] <= MAX_CLUSTER),
+        Constraint(
+            f"each of cluster_m blocks loads a multiple of {columns} of the tile's columns, or all",
+            lambda q: (q["cluster_m"] == 1) | (q["bn"] % (columns * q["cluster_m"]) == 0),
+        ),
+        Constraint(
+            "cluster_m is at most the row tiles, cluster_n the column tiles",
+            lambda q: (q["cluster_m"] <= q["row_tiles"]) & (q["cluster_n"] <= q["column_tiles"]),
+        ),
+    )
+
+
 def _row_arrays(rows: StagedRows | StagedChunks) -> set[str]:
     """Lengths of local arrays of the stores of rows; see `KernelStep.shaped_by`."""
     return {f"finish.store_rows.{name}" for name in rows.shaped_by}
@@ -336,24 +343,21 @@ def build_kernel(
     """The kernel function of one configuration."""
     wgmma, layout = Wgmma(workload.params.dtype, workload.params.weight_dtype), plan.shared
     bn, stages, split_k, turns, k_steps, columns = plan.bn, plan.stages, plan.split_k, plan.turns, plan.k_steps, gemm.columns
-    in_turn, by_tma = turns > 1, stores_by_tma(workload)
+    in_turn, by_tma, consumers = turns > 1, stores_by_tma(workload), plan.warpgroups * WARPGROUP
     full_offset, empty_offset, sums_offset = (layout.offset(region) for region in ("full", "empty", "sums_full"))
-    consumers, tile_groups = plan.warpgroups * WARPGROUP, plan.warpgroups // turns  # that share a tile
     next_turn = (turns - 1) * k_steps % stages  # stages of tiles that the other half takes
     accumulators, sum_type = wgmma.accumulators(bn), wgmma.accumulator_type
-    # Tiles have the number of their cluster.
-    tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)
+    tiles = ClusterTiles(plan.cluster_m, plan.cluster_n, split_k)  # they have the number of their cluster
     place, begin, releases, arrive_empty = tiles.place(), tiles.begin(), tiles.releases(), tiles.arrive()
     clusters, own_tiles = plan.cluster_rows * plan.cluster_columns, walk.persistent(tiles.blocks)
-    origin, weights_ahead = tile_origin(plan), not gemm.own_weights
-    load_pixels, load_weights = load_pixels_of(workload, gemm, plan), load_weights_of(workload, gemm, plan)
+    warm, idle = warm_operands(workload, epilogue.params), consumers + 64  # the first thread of a warp without other work
+    origin, load, own_turn = tile_origin(plan), load_of(workload, gemm, plan, warm), _own_turn(plan)
     thread_of_warpgroup, initialise = store.thread_of_warpgroup, _initialise(plan, tiles)
     take, advance_taken = pipeline.consumer(stages, phases="some" if in_turn else "all")
     multiply_step, wait_previous, wait_all = _multiply_step(wgmma, plan), wgmma.wait(1, bn), wgmma.wait(0, bn)
     begin_store, words_ahead, load_ahead, finish = finish_of(workload, gemm, plan, epilogue, corrections)
     own_part, own_sums, add_up = own_part_of(gemm, plan), 4 * plan.own_octets, add_up_of(wgmma, plan)
     array_ahead = max(words_ahead, 1)  # an array has a constant size, not 0
-    warm, idle = warm_operands(workload, epilogue.params), consumers + 64  # the first thread of a warp without other work
 
     def kernel(xmap, wmap, y, *operands) -> None:  # type: ignore[no-untyped-def]
         in_cluster, part, cluster_row, cluster_column = place()
@@ -374,23 +378,10 @@ def build_kernel(
         acc = cuda.local.array(accumulators, sum_type)
         ahead = cuda.local.array(array_ahead, i32)
         if thread >= consumers:
-            # ---- load
-            if thread == consumers:
-                ptx.prefetch_map(xmap)
-                load_pixels(
-                    xmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step,
-                    stop_step,
-                )  # fmt: skip
-            elif thread == consumers + 32:
-                if not weights_ahead:
-                    ptx.wait_for_predecessor()
-                load_weights(
-                    wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step,
-                    stop_step,
-                )  # fmt: skip
-            elif thread >= idle and thread < idle + 32:
-                row, column = origin(first_tile, cluster_row, cluster_column)
-                warm(lane, column, i32(min(bn, columns - column)), operands)
+            load(
+                xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step,
+                stop_step, thread, lane, operands,
+            )  # fmt: skip
         else:
             ptx.wait_for_predecessor()
             releases_stages, empty_at = releases(empty, part, cluster_row, cluster_column)
@@ -402,11 +393,7 @@ def build_kernel(
                 row, column, own_columns = own_part(first_tile, part, cluster_row, cluster_column)
                 load_ahead(ahead, row + group * GROUP_ROWS, column, own_columns, lane, warp_row, operands)
             if in_turn:
-                turn = i32(tile_group // tile_groups)
-                tile_group = i32(tile_group - turn * tile_groups)
-                full = u32(full + turn * (stages * BARRIER_BYTES))
-                stage = u32(turn * k_steps) % u32(stages)
-                tile = i32(tile + turn * next_tile)
+                tile_group, full, stage, tile = own_turn(tile_group, full, tile, next_tile)
             while tile < clusters:
                 row, column = origin(tile, cluster_row, cluster_column)
                 if words_ahead and split_k == 1:
@@ -414,7 +401,6 @@ def build_kernel(
                         ahead, i32(row + tile_group * GROUP_ROWS), column, i32(columns - column), lane,
                         warp_row, operands,
                     )  # fmt: skip
-                # ---- multiply; a stage is handed back when the next step has been issued and its own has finished
                 for step in range(first_step, stop_step):
                     parity = take(full, stage, parity)
                     multiply_step(acc, shared, stage, tile_group, i32(step > first_step))
@@ -426,7 +412,6 @@ def build_kernel(
                 wait_all(acc)
                 if releases_stages:
                     arrive_empty(empty_at + previous * BARRIER_BYTES)
-                # ---- store
                 if split_k == 1:
                     finish(
                         acc, ahead, i32(row + tile_group * GROUP_ROWS), column, i32(columns - column), y,
@@ -474,6 +459,19 @@ def _initialise(plan: Plan, tiles: ClusterTiles) -> Callable[..., None]:
             ptx.mbarrier_expect_bytes(sums_full, received * ((split_k - 1) * octet_bytes))
 
     return initialise
+
+
+def _own_turn(plan: Plan) -> Callable[..., Any]:
+    """`own_turn(group, full, tile, next_tile)`: (rank among the warpgroups of its tiles, full barriers, first stage, first
+    tile) of a warpgroup, if halves of the warpgroups take tiles in turn."""
+    stages, k_steps, tile_groups = plan.stages, plan.k_steps, plan.warpgroups // plan.turns
+
+    def own_turn(group: Any, full: Any, tile: Any, next_tile: Any) -> Any:
+        turn = i32(group // tile_groups)
+        ring = u32(full + turn * (stages * BARRIER_BYTES))
+        return i32(group - turn * tile_groups), ring, u32(turn * k_steps) % u32(stages), i32(tile + turn * next_tile)
+
+    return own_turn
 
 
 def _multiply_step(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:

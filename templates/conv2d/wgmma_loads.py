@@ -15,7 +15,7 @@ from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
 from schedsearch.templates.parts import cluster, gather, pipeline, ptx, store, walk
 from schedsearch.templates.parts.casts import i32, u16, u32
-from schedsearch.templates.parts.hopper import BARRIER_BYTES
+from schedsearch.templates.parts.hopper import BARRIER_BYTES, WARPGROUP
 from schedsearch.templates.parts.sharing import ClusterTiles
 from schedsearch.templates.parts.wgmma import Wgmma
 from schedsearch.workload import Workload
@@ -46,7 +46,38 @@ def own_part_of(gemm: Im2col, plan: Plan) -> Callable[..., Any]:
     return own_part
 
 
-def load_pixels_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
+def load_of(
+    workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan, warm: Callable[..., None]
+) -> Callable[..., None]:  # fmt: skip
+    """What the warps behind the consumers do: one loads pixels, one loads weights, and one brings what belongs to the
+    channels of the first tile to L1, by `warm(lane, column, columns, operands)`."""
+    consumers, bn, columns, weights_ahead = plan.warpgroups * WARPGROUP, plan.bn, gemm.columns, not gemm.own_weights
+    idle, origin = consumers + 64, tile_origin(plan)
+    load_pixels, load_weights = _load_pixels(workload, gemm, plan), _load_weights(workload, gemm, plan)
+
+    def load(  # type: ignore[no-untyped-def]
+        xmap, wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step,
+        thread, lane, operands,
+    ):  # fmt: skip
+        if thread == consumers:
+            ptx.prefetch_map(xmap)
+            load_pixels(
+                xmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
+            )
+        elif thread == consumers + 32:
+            if not weights_ahead:
+                ptx.wait_for_predecessor()
+            load_weights(
+                wmap, shared, full, empty, part, cluster_row, cluster_column, first_tile, next_tile, first_step, stop_step
+            )
+        elif thread >= idle and thread < idle + 32:
+            _, column = origin(first_tile, cluster_row, cluster_column)
+            warm(lane, column, i32(min(bn, columns - column)), operands)
+
+    return load
+
+
+def _load_pixels(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
     """One thread loads this block's part of the pixels of all its tiles, step by step."""
     bk, in_turn = plan.bk, plan.turns > 1
     row_bytes = bk * Wgmma(workload.params.dtype).element_bytes
@@ -89,7 +120,7 @@ def load_pixels_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -
     return load_pixels
 
 
-def load_weights_of(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
+def _load_weights(workload: Workload[Conv2dParams], gemm: Im2col, plan: Plan) -> Callable[..., None]:
     """Another thread loads this block's part of the weights of the same tiles."""
     bk, in_turn = plan.bk, plan.turns > 1
     row_bytes = bk * Wgmma(workload.params.dtype).element_bytes
