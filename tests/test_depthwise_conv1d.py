@@ -288,6 +288,7 @@ def test_verification_accepts_cpu_kernels(device: CpuDevice, case: dict[str, Any
     assert verdict(device, CPU, workload) is None
 
 
+@pytest.mark.long
 def test_verification_refuses_a_kernel_of_another_activation(device: CpuDevice) -> None:
     workload = depthwise_conv1d(**SMALL)
     assert verdict(device, CPU, workload.replace(epilogue=["silu"]), computed=workload) is not None

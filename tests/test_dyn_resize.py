@@ -226,7 +226,7 @@ def test_numerators_of_scales_may_have_64_bits(monkeypatch: pytest.MonkeyPatch) 
     assert_is(workload, emulate(monkeypatch, workload, used), definition(workload, used))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_pixels_are_exact_up_to_the_largest_bounds(data: st.DataObject) -> None:
     most = data.draw(st.sampled_from((9, 300, 2**15, 2**17, 2**31 - 1)), "largest bound")

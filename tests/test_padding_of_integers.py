@@ -79,7 +79,7 @@ def quantised(found: Array, zero: int, dtype: Any) -> Array:
     return np.clip(np.rint(found.astype(np.float64) * scale) + zero, limits.min, limits.max)
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_padding_is_the_zero_point(data: st.DataObject) -> None:
     x, w, zx, zw, window = drawn(data)

@@ -49,9 +49,11 @@ def best_ns(name: str, seed: int, trials: int) -> float:
 class SearchContract(TunerContract):
     """The expectations of a tuner that learns."""
 
+    trials = 150
+
     def test_beats_random_search_given_the_same_trials(self) -> None:
-        learnt = statistics.median(best_ns(self.name, seed, 150) for seed in range(3))
-        random = statistics.median(best_ns("random", seed, 150) for seed in range(3))
+        learnt = statistics.median(best_ns(self.name, seed, self.trials) for seed in range(3))
+        random = statistics.median(best_ns("random", seed, self.trials) for seed in range(3))
         assert learnt - 1000 < 0.6 * (random - 1000), "1000 is the optimum"
 
     def test_makes_use_of_results_it_never_asked_for(self) -> None:
@@ -94,6 +96,7 @@ class TestAnnealing(SearchContract):
 
 class TestXgb(SearchContract):
     name = "xgb"
+    trials = 100
 
     def test_scores_order_configurations_by_speed(self) -> None:
         space = billion_space()
