@@ -29,6 +29,7 @@ NORM = 1.6  # of bounds: each hides a part of the others
 LAUNCH_US, SECOND_KERNEL_US = 1.4, 2.2
 WORKSPACE_BYTES_A_US = 0.53e6  # the second kernel reads what the first one wrote
 STAGED_CYCLES = 1300  # that threads wait for one another, for each tile
+START_CYCLES = 110  # after which a multiprocessor begins with the next block
 BLOCK_CYCLES = 580  # until a block's first load, and after its last store
 RESERVED_BYTES = 1024  # of shared memory, for each block
 
@@ -161,7 +162,10 @@ def pixels_us(shape: Shape, target: Target, config: Mapping[str, int | str | boo
     down = -(-shape.rows.targets // (k["rows"] * k["tile_h"] * k["strip"]))
     count = -(-shape.channels // (k["channels"] * k["vector"])) * across * down * shape.images
     blocks = _Blocks.of(shape, target, config, count, shared_bytes)
-    stores = blocks.pixels if shape.channels_last else k["tile_h"] * max(1.0, k["tile_w"] * shape.nbytes / VECTOR_BYTES)
+    stores = blocks.pixels
+    if not shape.channels_last:
+        aligned = next(n for n in (8, 4, 2, 1) if n * shape.nbytes <= VECTOR_BYTES and shape.columns.targets % n == 0)
+        stores = k["tile_h"] * -(-k["tile_w"] // aligned)
     rounded = blocks.pixels * k["vector"] / 2 if shape.nbytes < 4 else 0
     in_parts = not shape.channels_last and k["tile_w"] * shape.nbytes > VECTOR_BYTES  # by two stores of a thread
     patch, before = blocks.patch_cycles(3 * stores + rounded + 60, stores, 2 if in_parts else 1)
@@ -175,7 +179,8 @@ def pixels_us(shape: Shape, target: Target, config: Mapping[str, int | str | boo
         begin += LATENCY * max(1.0, copied / 8) + 20 * copied
         instructions = own + 30 * copied
     first = before + together(begin, blocks.warps * instructions / ISSUED)
-    return LAUNCH_US + blocks.waves * (k["strip"] * shape.filters * shape.rounds * patch + first) / CYCLES_A_US
+    cycles = blocks.waves * (k["strip"] * shape.filters * shape.rounds * patch + first)
+    return LAUNCH_US + (cycles + START_CYCLES * count / target.sms) / CYCLES_A_US
 
 
 def filters_us(shape: Shape, target: Target, config: Mapping[str, int | str | bool], shared_bytes: int) -> float:
