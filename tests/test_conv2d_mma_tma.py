@@ -170,6 +170,23 @@ def test_a_kernel_has_tensor_copies_only(card: str) -> None:
     assert found.spill_bytes == 0 and found.registers * 160 <= target.registers_per_sm
 
 
+@pytest.mark.parametrize(
+    "config",
+    [FAST, {**FAST, "persistent": True, "blocks_per_sm": 2}, {**FAST, "wn": 16, "slices": 2}],
+    ids=["", "tiles", "slices"],
+)
+def test_a_buffer_is_released_behind_a_fence_of_proxies(config: dict[str, Any]) -> None:
+    """TMA writes in the asynchronous proxy. By the PTX ISA ("Async proxy") ldmatrix reads before it writes only behind
+    a fence; without one, sums on an H200 were wrong in some of a thousand launches."""
+    pytest.importorskip("numba_cuda", reason="needs numba-cuda: install the extra cu12 or cu13")
+    from schedsearch.backend.cuda import ptx_of
+
+    text = "\n".join(ptx_of(TEMPLATE.kernel(Workload.conv2d(**LAYER), H200, Config(config)), H200))
+    found = re.findall(r"ldmatrix|fence\.proxy\.async|mbarrier\.arrive(?!\.expect)", text)
+    releases = [place for place, each in enumerate(found) if each.startswith("mbarrier")]
+    assert releases and all(found[place - 1].startswith("fence") for place in releases)
+
+
 # --- On the device ---------------------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ class Conv2dMma(Template[Conv2dParams]):
     """Supports every shape, stride, dilation, padding, group count, layout and epilogue."""
 
     name = "conv2d_mma"
-    version = 2
+    version = 3  # 2 released buffers of TMA before they were read
     op = "conv2d"
     kind = "cuda"
     renamed: ClassVar[Renamed] = {"panel": "band", "blocks_per_sm": earlier_blocks_per_sm(BLOCKS_PER_SM)}

@@ -200,6 +200,7 @@ def multiplication(workload: Workload[Conv2dParams], plan: Plan) -> Callable[...
                 multiply(acc, a, b, next_b, addresses, (w_first + stage * stage_bytes) ^ flips)
                 for i in range(of_b):
                     b[i] = next_b[i]
+            ptx.fence_async_shared()  # TMA writes in another proxy: reads that are on their way must end before
             if warp.lane == 0:
                 ptx.mbarrier_arrive(barriers.empty + stage * BARRIER_BYTES)
             stage, parity = advance(stage, parity)
@@ -207,6 +208,7 @@ def multiplication(workload: Workload[Conv2dParams], plan: Plan) -> Callable[...
             if column == kernel_w:
                 shift, column = u32(shift + down), i32(0)
             if tap == taps:
+                ptx.fence_async_shared()
                 if warp.lane == 0:
                     ptx.mbarrier_arrive(full_patch + (patches + patch) * BARRIER_BYTES)
                 patch, patch_parity = advance_patch(patch, patch_parity)

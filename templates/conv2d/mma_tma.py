@@ -178,6 +178,7 @@ def multiplication(plan: Plan) -> Callable[..., Any]:
                 multiply(acc, a, b, next_b, (x_first + at) ^ flips, (w_first + at) ^ flips)
                 for i in range(of_b):
                     b[i] = next_b[i]
+            ptx.fence_async_shared()  # TMA writes in another proxy: reads that are on their way must end before
             if warp.lane == 0:
                 ptx.mbarrier_arrive(barriers.empty + stage * BARRIER_BYTES)
             stage, parity = advance(stage, parity)
