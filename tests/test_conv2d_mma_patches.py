@@ -183,7 +183,7 @@ def test_the_space_knows_the_tiles_and_the_shared_memory_of_each_configuration(n
 
 # --- Compiling -------------------------------------------------------------------------------------------------------
 LAYER: dict[str, Any] = dict(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=("bias", "relu"))
-FAST: dict[str, Any] = {**SMALL, "bm": 128, "bn": 128, "wm": 64, "wn": 32, "stages": 4}
+FAST: dict[str, Any] = {**SMALL, "bm": 192, "bn": 128, "wm": 48, "wn": 64, "stages": 4}
 
 
 @pytest.mark.parametrize("card", except_long(["h200", "b200", "rtx5090"], long=["b200", "rtx5090"]))

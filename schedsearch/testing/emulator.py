@@ -262,18 +262,14 @@ class Emulator:
         self.thread.copy_groups.append(self.thread.open_copies)
         self.thread.open_copies = []
 
-    def _matrices(self, lanes: Sequence[int]) -> Array:
-        """What `ldmatrix.x4` loads from the addresses of the lanes: 4 matrices of 8 rows of 4 words."""
-        return np.array([self._shared(address, 16) for address in lanes]).reshape(4, 8, 4, 4)
-
-    @staticmethod
-    def _fragment(matrices: Array, dtype: str) -> Array:
+    def _fragment(self, lanes: Sequence[int], dtype: str) -> Array:
         """16 rows x 32 bytes of k that `ldmatrix.x4` loads, as the elements of the fragments of mma.sync see them.
 
         A lane's register q gets 4 bytes of row `lane / 4` of matrix q, whose row r is at the address of lane 8 q + r. By the
         PTX ISA the fragment of A then has in register q, element i of lane (g, t): row g + 8 (q % 2), and with e elements in
         a register, k = t e + i + 4 e (q / 2). This holds for m16n8k8 (e = 1), m16n8k16 (2) and m16n8k32 (4).
         """
+        matrices = np.array([self._shared(address, 16) for address in lanes]).reshape(4, 8, 4, 4)
         elements = matrices.view(dtype_of(dtype).storage)  # register q, g, t, i
         of_register = elements.shape[3]
         q, g, t, i = np.indices(elements.shape)
@@ -281,41 +277,26 @@ class Emulator:
         fragment[g + 8 * (q % 2), t * of_register + i + 4 * of_register * (q // 2)] = elements
         return decode(fragment, dtype)
 
-    def load_fragments(self, wm: int, wn: int, row_bytes: int, scattered: bool = False) -> Callable[..., None]:
-        """All lanes get the matrices of an operand, as they are in shared memory, in its first register."""
-
-        def matrices(lanes: list[tuple[Any, int]]) -> tuple[list[Array], list[Array]]:
-            rows = [
-                self._matrices([at[i] if scattered else at + i * 16 * row_bytes for at, _ in lanes]) for i in range(wm // 16)
-            ]
-            columns = []
+    def mma_warp_tile(
+        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
+    ) -> Callable[..., None]:
+        def product(lanes: list[tuple[Any, int]]) -> Array:
+            rows, columns = [], []
+            for i in range(wm // 16):
+                rows.append(self._fragment([at[i] if scattered else at + i * 16 * row_bytes for at, _ in lanes], dtype))
             for j in range(wn // 16):
                 # B's registers are k first, then columns: b0 and b1 of eight columns, then those of the next eight.
                 loaded = [at + j * 16 * row_bytes for _, at in lanes]
-                columns.append(self._matrices(loaded[:8] + loaded[16:24] + loaded[8:16] + loaded[24:]))
-            return rows, columns
-
-        def load(a: list[Any], b: list[Any], x: Any, w: int) -> None:
-            a[0], b[0] = self.block.exchange((list(x) if scattered else x, w), matrices)
-
-        return load
-
-    def multiply_and_load(
-        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
-    ) -> Callable[..., None]:
-        load = self.load_fragments(wm, wn, row_bytes, scattered)
-
-        def product(lanes: list[tuple[list[Array], list[Array]]]) -> Array:
-            rows, columns = lanes[0]
-            a = np.concatenate([self._fragment(each, dtype) for each in rows])
-            b = np.concatenate([self._fragment(each, dtype_b or dtype) for each in columns])
+                swapped = loaded[:8] + loaded[16:24] + loaded[8:16] + loaded[24:]
+                columns.append(self._fragment(swapped, dtype_b or dtype))
+            a, b = np.concatenate(rows), np.concatenate(columns)
             if dtype == "float32":
                 return tf32_product(a, b, products)
             exact = np.dtype(np.float32 if dtype_of(dtype).is_float else np.int64)
             return np.asarray(a.astype(exact) @ b.astype(exact).T)
 
-        def multiply(acc: list[Any], a: list[Any], b: list[Any], next_b: list[Any], x: Any, w: int) -> None:
-            sums = self.block.exchange((a[0], b[0]), product)
+        def multiply(acc: list[Any], a: Any, b: int) -> None:
+            sums = self.block.exchange((list(a) if scattered else a, b), product)
             lane = self.thread.number % 32
             for i in range(wm // 16):
                 for j in range(wn // 8):
@@ -324,7 +305,6 @@ class Emulator:
                         at = 4 * (i * (wn // 8) + j) + c
                         total = acc[at] + sums[row, column]
                         acc[at] = total if dtype_of(dtype).is_float else TYPES.int32(total)
-            load(a, next_b, x, w)
 
         return multiply
 
