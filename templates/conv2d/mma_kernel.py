@@ -27,7 +27,7 @@ from schedsearch.templates.parts.warm import warm_operands
 from schedsearch.workload import Workload
 
 # Names that the kernel and its functions capture; see `KernelStep`.
-SHAPED_BY = frozenset({"accumulators", "rows_x"})
+SHAPED_BY = frozenset({"accumulators", "rows_x", "of_a", "of_b"})
 
 
 def build_kernel(
@@ -48,7 +48,8 @@ def build_kernel(
     load_x, load_w = pixel_loads(workload, plan), filter_loads(plan)
     commit, wait_stage, wait_all = ptx.cp_async_commit, ptx.cp_async_wait(stages - 2), ptx.cp_async_wait(0)
     image_of = images(plan)
-    flip, multiply = swizzle(chunks), mma.multiply(wm, wn, row_bytes)
+    flip, of_a, of_b = swizzle(chunks), wm // 4, wn // 4
+    load, multiply = mma.load(wm, wn, row_bytes), mma.multiply(wm, wn, row_bytes)
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
     set_of, stop_of, store = filter_sets(plan, _count(plan)), image_end(plan), output(workload, plan, epilogue, corrections)
     warm, bn, group_channels = warm_operands(workload, epilogue.params), plan.bn, plan.gemm.k
@@ -68,10 +69,13 @@ def build_kernel(
         row_of_x, column_of_x = place_in_x(thread)
         x_row = u32(lane % 16)
         w_row = u32(lane % 8 + lane // 16 * 8)
-        x_fragment = u32(shared + (warp_m + x_row) * row_bytes)
-        w_fragment = u32(shared + x_bytes + (warp_n + w_row) * row_bytes)
-        x_flip = u32(flip(x_row))
-        w_flip = u32(flip(w_row))
+        x_chunk = u32((part_first * 2 + lane // 16) ^ flip(x_row))
+        w_chunk = u32((part_first * 2 + lane // 8 % 2) ^ flip(w_row))
+        x_first = u32(shared + (warp_m + x_row) * row_bytes + x_chunk * 16)
+        w_start = u32(shared + x_bytes + (warp_n + w_row) * row_bytes + w_chunk * 16)
+        a = cuda.local.array(of_a, u32)
+        b = cuda.local.array(of_b, u32)
+        next_b = cuda.local.array(of_b, u32)
 
         h0 = cuda.local.array(rows_x, i32)  # row of the pixel's first tap, may be negative
         w0 = cuda.local.array(rows_x, i32)
@@ -105,18 +109,25 @@ def build_kernel(
             if thread < 32:  # this warp would wait for the first stage anyway
                 warm(lane, i32(group * group_channels + k_first), i32(min(bn, k_left)), operands)
             read, write = i32(0), i32(stages - 1)
+            wait_stage()
+            cuda.syncthreads()
+            load(a, b, x_first, w_start)
             for step in range(i32(steps)):
-                wait_stage()
-                cuda.syncthreads()
                 fill(i32(step + stages - 1), write, w_first, k_left)
                 commit()
-                for part in range(parts):
-                    x_chunk = u32((((part_first + part) * 2 + lane // 16) ^ x_flip) * 16)
-                    w_chunk = u32((((part_first + part) * 2 + lane // 8 % 2) ^ w_flip) * 16)
-                    stage = u32(read * stage_bytes)
-                    multiply(acc, x_fragment + stage + x_chunk, w_fragment + stage + w_chunk)
+                at = u32(read * stage_bytes)
+                for part in range(1, parts):  # the operands of each are loaded while those before are multiplied
+                    flips = u32(part * 32)  # bits of a chunk's number, which the swizzle only flips
+                    multiply(acc, a, b, next_b, (x_first + at) ^ flips, (w_start + at) ^ flips)
+                    for i in range(of_b):
+                        b[i] = next_b[i]
+                wait_stage()
+                cuda.syncthreads()  # all threads have read the stage that is filled next; the last step reads zeros
                 read = i32(read + 1 if read + 1 < stages else 0)
                 write = i32(write + 1 if write + 1 < stages else 0)
+                multiply(acc, a, b, next_b, x_first + u32(read * stage_bytes), w_start + u32(read * stage_bytes))
+                for i in range(of_b):
+                    b[i] = next_b[i]
             wait_all()
             cuda.syncthreads()
 

@@ -28,7 +28,8 @@ from schedsearch.templates.parts.hopper import BARRIER_BYTES
 from schedsearch.workload import Workload
 
 MAX_PIXELS = 2**29
-SHAPED_BY = frozenset({"accumulators", "multiply_tile.rows"})  # names that the kernel captures; see `KernelStep`
+# Names that the kernel captures; see `KernelStep`.
+SHAPED_BY = frozenset({"accumulators", *(f"multiply_tile.{name}" for name in ("rows", "of_a", "of_b"))})
 
 
 def patches_problem(workload: Workload[Conv2dParams]) -> str | None:
@@ -158,7 +159,7 @@ def multiplication(workload: Workload[Conv2dParams], plan: Plan) -> Callable[...
     """`multiply_tile(acc, shared, barriers, warp, m_first, stage, parity, patch, patch_parity)`: see `mma_tma`."""
     strips, mma, w = plan.strips, plan.gemm.mma, workload.params
     assert strips is not None
-    blocks, taps, kernel_w, patches, rows = plan.channel_blocks, plan.gemm.taps, w.s, plan.patches, plan.wm // 16
+    taps, kernel_w, patches, rows = plan.gemm.taps, w.s, plan.patches, plan.wm // 16
     stage_bytes, patch_bytes, w_offset = plan.stage_bytes, strips.patch_bytes, plan.w_offset
     parts, of_stages = plan.bk // mma.k // plan.slices, 2 * plan.stages * BARRIER_BYTES
     right, down = (
@@ -166,21 +167,25 @@ def multiplication(workload: Workload[Conv2dParams], plan: Plan) -> Callable[...
         w.dilation[0] * strips.pitch - w.s * w.dilation[1],
     )  # shifts: to the next tap, to the next row
     (take, advance), (take_patch, advance_patch) = pipeline.consumer(plan.stages), pipeline.consumer(patches)
-    flip, multiply, locate = swizzle(plan.chunks), mma.multiply(plan.wm, plan.wn, ROW_BYTES, scattered=True), positions(plan)
+    flip, locate, steps, of_a, of_b = swizzle(plan.chunks), positions(plan), plan.steps, plan.wm // 4, plan.wn // 4
+    load = mma.load(plan.wm, plan.wn, ROW_BYTES, scattered=True)
+    multiply = mma.multiply(plan.wm, plan.wn, ROW_BYTES, scattered=True)
 
     def multiply_tile(
         acc: Any, shared: Any, barriers: Any, warp: Any, m_first: Any, stage: Any, parity: Any, patch: Any, patch_parity: Any
     ) -> Any:
         full_patch = u32(barriers.full + of_stages)
         w_row = u32(warp.lane % 8 + warp.lane // 16 * 8)
-        w_fragment = u32(shared + w_offset + (warp.n + w_row) * ROW_BYTES)
-        w_flip = u32(flip(w_row))
+        w_chunk = u32((warp.part * 2 + warp.lane // 8 % 2) ^ flip(w_row))
+        w_first = u32(shared + w_offset + (warp.n + w_row) * ROW_BYTES + w_chunk * 16)
         x_chunk = u32(warp.part * 2 + warp.lane // 16)
         places = cuda.local.array(rows, u32)
         firsts = cuda.local.array(rows, u32)
-        fragments = cuda.local.array(rows, u32)
+        addresses = cuda.local.array(rows, u32)
+        a = cuda.local.array(of_a, u32)
+        b = cuda.local.array(of_b, u32)
+        next_b = cuda.local.array(of_b, u32)
         locate(m_first, warp.m + warp.lane % 16, places)
-<<<<<<< HEAD
         patch_parity = take_patch(full_patch, patch, patch_parity)
         for i in range(rows):
             firsts[i] = u32(shared + patch * patch_bytes + places[i] * ROW_BYTES + (x_chunk ^ flip(places[i])) * 16)
@@ -214,31 +219,10 @@ def multiplication(workload: Workload[Conv2dParams], plan: Plan) -> Callable[...
                 place = u32(places[i] + shift)
                 firsts[i] = u32(shared + patch * patch_bytes + place * ROW_BYTES + (x_chunk ^ flip(place)) * 16)
             if step + 1 < steps:
-=======
-        for _ in range(i32(blocks)):
-            patch_parity = take_patch(full_patch, patch, patch_parity)
-            x_first = u32(shared + patch * patch_bytes)
-            shift, column = u32(0), i32(0)
-            for _ in range(i32(taps)):
->>>>>>> fc6faa72 (Large grids of conv2d_mma load by TMA without a search; warps multiply what they have loaded before they hand a stage back, as before)
                 parity = take(barriers.full, stage, parity)
-                for i in range(rows):
-                    place = u32(places[i] + shift)
-                    firsts[i] = u32(x_first + place * ROW_BYTES + (x_chunk ^ flip(place)) * 16)
-                for part in range(parts):
-                    for i in range(rows):
-                        fragments[i] = u32(firsts[i] ^ u32(part * 32))  # the swizzle flips bits of a chunk's number
-                    w_chunk = u32((((warp.part + part) * 2 + warp.lane // 8 % 2) ^ w_flip) * 16)
-                    multiply(acc, fragments, w_fragment + stage * stage_bytes + w_chunk)
-                if warp.lane == 0:
-                    ptx.mbarrier_arrive(barriers.empty + stage * BARRIER_BYTES)
-                stage, parity = advance(stage, parity)
-                shift, column = u32(shift + right), i32(column + 1)
-                if column == kernel_w:
-                    shift, column = u32(shift + down), i32(0)
-            if warp.lane == 0:
-                ptx.mbarrier_arrive(full_patch + (patches + patch) * BARRIER_BYTES)
-            patch, patch_parity = advance_patch(patch, patch_parity)
+            multiply(acc, a, b, next_b, firsts, w_first + stage * stage_bytes)
+            for i in range(of_b):
+                b[i] = next_b[i]
         return stage, parity, patch, patch_parity
 
     return multiply_tile

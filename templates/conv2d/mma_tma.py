@@ -37,7 +37,7 @@ from schedsearch.workload import Workload
 
 def shaped_by(plan: Plan) -> frozenset[str]:
     """The names that shape the kernel; see `KernelStep`."""
-    return mma_patches.SHAPED_BY if plan.strips else frozenset({"accumulators"})
+    return mma_patches.SHAPED_BY if plan.strips else frozenset({"accumulators", "multiply_tile.of_a", "multiply_tile.of_b"})
 
 
 def tma_problem(workload: Workload[Conv2dParams], target: Target) -> str | None:
@@ -153,41 +153,40 @@ def multiplication(plan: Plan) -> Callable[..., Any]:
     It returns the last four as they are for the next tile: the buffers that are next, see `parts.pipeline`.
     """
     steps, stages, stage_bytes, row_bytes, x_bytes = plan.steps, plan.stages, plan.stage_bytes, plan.row_bytes, plan.x_bytes
-    mma, parts = plan.gemm.mma, plan.bk // plan.gemm.mma.k // plan.slices
-    (take, advance), flip, multiply = (
-        pipeline.consumer(stages),
-        swizzle(plan.chunks),
-        mma.multiply(plan.wm, plan.wn, row_bytes),
-    )
+    mma, parts, of_a, of_b = plan.gemm.mma, plan.bk // plan.gemm.mma.k // plan.slices, plan.wm // 4, plan.wn // 4
+    (take, advance), flip = pipeline.consumer(stages), swizzle(plan.chunks)
+    load, multiply = mma.load(plan.wm, plan.wn, row_bytes), mma.multiply(plan.wm, plan.wn, row_bytes)
 
     def multiply_tile(
         acc: Any, shared: Any, barriers: Any, warp: Any, m_first: Any, stage: Any, parity: Any, patch: Any, patch_parity: Any
     ) -> Any:
         x_row = u32(warp.lane % 16)
         w_row = u32(warp.lane % 8 + warp.lane // 16 * 8)
-        x_fragment = u32(shared + (warp.m + x_row) * row_bytes)
-        w_fragment = u32(shared + x_bytes + (warp.n + w_row) * row_bytes)
-        x_flip = u32(flip(x_row))
-        w_flip = u32(flip(w_row))
-        for _ in range(i32(steps)):
-            parity = take(barriers.full, stage, parity)
+        x_chunk = u32((warp.part * 2 + warp.lane // 16) ^ flip(x_row))
+        w_chunk = u32((warp.part * 2 + warp.lane // 8 % 2) ^ flip(w_row))
+        x_first = u32(shared + (warp.m + x_row) * row_bytes + x_chunk * 16)
+        w_first = u32(shared + x_bytes + (warp.n + w_row) * row_bytes + w_chunk * 16)
+        a = cuda.local.array(of_a, u32)
+        b = cuda.local.array(of_b, u32)
+        next_b = cuda.local.array(of_b, u32)
+        parity = take(barriers.full, stage, parity)
+        load(a, b, x_first + stage * stage_bytes, w_first + stage * stage_bytes)
+        for step in range(i32(steps)):
             at = u32(stage * stage_bytes)
-<<<<<<< HEAD
             for part in range(1, parts):  # the operands of each are loaded while those before are multiplied
                 flips = u32(part * 32)  # bits of a chunk's number, which the swizzle only flips
                 multiply(acc, a, b, next_b, (x_first + at) ^ flips, (w_first + at) ^ flips)
                 for i in range(of_b):
                     b[i] = next_b[i]
             ptx.fence_async_shared()  # TMA writes in another proxy: reads that are on their way must end before
-=======
-            for part in range(parts):
-                x_chunk = u32((((warp.part + part) * 2 + warp.lane // 16) ^ x_flip) * 16)
-                w_chunk = u32((((warp.part + part) * 2 + warp.lane // 8 % 2) ^ w_flip) * 16)
-                multiply(acc, x_fragment + at + x_chunk, w_fragment + at + w_chunk)
->>>>>>> fc6faa72 (Large grids of conv2d_mma load by TMA without a search; warps multiply what they have loaded before they hand a stage back, as before)
             if warp.lane == 0:
                 ptx.mbarrier_arrive(barriers.empty + stage * BARRIER_BYTES)
             stage, parity = advance(stage, parity)
+            if step + 1 < steps:  # behind the last step it loads what nobody multiplies
+                parity = take(barriers.full, stage, parity)
+            multiply(acc, a, b, next_b, x_first + stage * stage_bytes, w_first + stage * stage_bytes)
+            for i in range(of_b):
+                b[i] = next_b[i]
         return stage, parity, patch, patch_parity
 
     return multiply_tile

@@ -24,16 +24,47 @@ _MMA = {  # dtype -> shape, type of the sums, type of the operands
 }
 
 
+_LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+
+
 @functools.cache
-def mma_warp_tile(
+def load_fragments(wm: int, wn: int, row_bytes: int, scattered: bool = False) -> Callable[..., Any]:
+    """One warp's operands of 32 bytes in k: `wm` rows of A and `wn` of B, both K-major in shared memory.
+
+    It takes (a[wm / 4], b[wn / 4], x, w): the registers of A and B, and each lane's addresses for ldmatrix of the first 16
+    rows of A and of B, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk `lane / 16`, for B row
+    `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows. If the rows of A are
+    `scattered`, `x` is a local array of u32 with the addresses of all 16s of rows.
+    """
+    lines = [*_loads_of_b("b", wn, row_bytes), *(_load_of_a(i, row_bytes, scattered) for i in range(wm // 16))]
+    arrays, ins = {"a": ("u32", wm // 4), "b": ("u32", wn // 4)}, {"x": "u32", "w": "u32"}
+    if scattered:
+        arrays["x"] = ("u32", wm // 16)
+        del ins["x"]
+    return device_op("load_fragments", "\n".join(lines), inout=arrays, ins=ins)
+
+
+def _four(array: str, first: int) -> str:
+    return ", ".join(f"${array}[{first + q}]" for q in range(4))
+
+
+def _loads_of_b(array: str, wn: int, row_bytes: int) -> list[str]:
+    return [f"{_LOAD} {{{_four(array, 4 * j)}}}, [$w+{j * 16 * row_bytes}];" for j in range(wn // 16)]
+
+
+def _load_of_a(i: int, row_bytes: int, scattered: bool) -> str:
+    return f"{_LOAD} {{{_four('a', 4 * i)}}}, [{f'$x[{i}]' if scattered else f'$x+{i * 16 * row_bytes}'}];"
+
+
+@functools.cache
+def multiply_and_load(
     wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
 ) -> Callable[..., Any]:
-    """One warp's tile step of 32 bytes in k: `wm` x `wn` accumulators += A x B, both operands K-major in shared memory.
+    """`wm` x `wn` accumulators += A x B, of operands that are in registers, while those of the next 32 bytes are loaded.
 
-    It takes (accumulators[wm * wn // 32], a, b). Accumulator 4 (i wn/8 + j) + q is c_q of the 16x8 tile (i, j). `a` and `b`
-    are each lane's ldmatrix addresses of the first 16 rows, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk
-    `lane / 16`, for B row `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows.
-    If the rows of A are `scattered`, `a` is a local array of u32 with the addresses of all 16s of rows.
+    It takes (accumulators[wm * wn // 32], a, b, next_b, x, w), see `load_fragments`; the addresses are those of the next
+    operands. Of A they get into `a`, 16 rows when the last product with those before has begun, of B into `next_b`.
+    Accumulator 4 (i wn/8 + j) + q is c_q of the 16x8 tile (i, j).
 
     B has the dtype of A unless `dtype_b` names another (int8 and uint8 mix, and so do the float8 formats, which need sm_89).
     Accumulators are int32 for integers, which wrap around. Elements of float32 are rounded to TF32, half away from zero.
@@ -41,55 +72,48 @@ def mma_warp_tile(
     left out.
     """
     (shape, sums, kind), kind_b = _MMA[dtype], _MMA[dtype_b or dtype][2]
-    tiles_m, tiles_n, split = wm // 16, wn // 8, products == 3
-    load = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
-    rests = f", ar<4>, br<{2 * tiles_n}>; .reg .f32 whole, part" if split else ""
+    tiles_m, tiles_n, split, rounds = wm // 16, wn // 8, products == 3, kind == "tf32"
+    b = [f"b{q}" if rounds else f"$b[{q}]" for q in range(2 * tiles_n)]
+    of_a, of_b = [f"ar{q}" for q in range(4)], [f"br{q}" for q in range(2 * tiles_n)]  # rests of split products
 
-    def rounded(register: str, rest: str) -> list[str]:
-        """Rounds a register of float32 to TF32, and writes the rest of a split product."""
-        if kind != "tf32":
-            return []
+    def rounded(register: str, rest: str, of: str) -> str:
+        """A register of float32 rounded to TF32, and the rest of a split product."""
         if not split:
-            return [f"cvt.rna.tf32.f32 {register}, {register};"]
-        return [
-            f"mov.b32 whole, {register}; cvt.rna.tf32.f32 {register}, whole; mov.b32 part, {register};",
-            f"sub.f32 part, whole, part; cvt.rna.tf32.f32 {rest}, part;",
-        ]
+            return f"cvt.rna.tf32.f32 {register}, {of};"
+        return (
+            f"mov.b32 whole, {of}; cvt.rna.tf32.f32 {register}, whole; mov.b32 part, {register}; "
+            f"sub.f32 part, whole, part; cvt.rna.tf32.f32 {rest}, part;"
+        )
 
-    def multiply(a: str, b: str, i: int, j: int) -> str:
+    def multiply(a: list[str], b: list[str], i: int, j: int) -> str:
         c = ", ".join(f"$acc[{4 * (i * tiles_n + j) + q}]" for q in range(4))
         return (
             f"mma.sync.aligned.{shape}.row.col.{sums}.{kind}.{kind_b}.{sums} "
-            f"{{{c}}}, {{{a}0, {a}1, {a}2, {a}3}}, {{{b}{2 * j}, {b}{2 * j + 1}}}, {{{c}}};"
+            f"{{{c}}}, {{{', '.join(a)}}}, {{{b[2 * j]}, {b[2 * j + 1]}}}, {{{c}}};"
         )
 
-    lines = [f"{{ .reg .b32 a<4>, b<{2 * tiles_n}>{rests};"]
-    for j in range(0, tiles_n, 2):
-        lines.append(f"{load} {{b{2 * j}, b{2 * j + 1}, b{2 * j + 2}, b{2 * j + 3}}}, [$b+{j * 8 * row_bytes}];")
-        for q in range(2 * j, 2 * j + 4):
-            lines += rounded(f"b{q}", f"br{q}")
+    registers = f".reg .b32 a<4>, ar<4>, b<{2 * tiles_n}>, br<{2 * tiles_n}>; .reg .f32 whole, part;"
+    lines = [f"{{ {registers}" if rounds else "{", *_loads_of_b("next_b", wn, row_bytes)]
+    lines += [rounded(f"b{q}", of_b[q], f"$b[{q}]") for q in range(2 * tiles_n)] if rounds else []
     for i in range(tiles_m):
-        address = f"$a[{i}]" if scattered else f"$a+{i * 16 * row_bytes}"
-        lines.append(f"{load} {{a0, a1, a2, a3}}, [{address}];")
-        for q in range(4):
-            lines += rounded(f"a{q}", f"ar{q}")
+        a = [f"a{q}" if rounds else f"$a[{4 * i + q}]" for q in range(4)]
+        lines += [rounded(f"a{q}", of_a[q], f"$a[{4 * i + q}]") for q in range(4)] if rounds else []
         for j in range(tiles_n):
-            lines += [multiply("ar", "b", i, j), multiply("a", "br", i, j)] if split else []
-            lines.append(multiply("a", "b", i, j))
-    return device_op(
-        "mma_warp_tile",
-        "\n".join([*lines, "}"]),
-        inout={
-            "acc": ("f32" if sums == "f32" else "i32", wm * wn // 32),
-            **({"a": ("u32", tiles_m)} if scattered else {}),
-        },
-        ins={"b": "u32"} if scattered else {"a": "u32", "b": "u32"},
-    )
+            lines += [multiply(of_a, b, i, j), multiply(a, of_b, i, j)] if split else []
+            lines.append(multiply(a, b, i, j))
+        lines.append(_load_of_a(i, row_bytes, scattered))
+    arrays = {"acc": ("f32" if sums == "f32" else "i32", wm * wn // 32), "a": ("u32", wm // 4)}
+    arrays |= dict.fromkeys(("b", "next_b"), ("u32", wn // 4))
+    ins = {"x": "u32", "w": "u32"}
+    if scattered:
+        arrays["x"] = ("u32", wm // 16)
+        del ins["x"]
+    return device_op("multiply_and_load", "\n".join([*lines, "}"]), inout=arrays, ins=ins)
 
 
 @functools.cache
 def store_warp_tile(wm: int, wn: int, row_bytes: int, accumulator: str = "float32") -> Callable[..., Any]:
-    """Writes the accumulators of `mma_warp_tile` to shared memory, in rows `row_bytes` apart.
+    """Writes the accumulators of `multiply_and_load` to shared memory, in rows `row_bytes` apart.
 
     It takes (accumulators, shared): the lane's address of row `lane / 4` and column `lane % 4 * 2` of the tile.
     """
