@@ -16,7 +16,7 @@ from schedsearch.config import Config
 from schedsearch.ops.sum_of_products import accumulator_dtype
 from schedsearch.target import PRESETS
 from schedsearch.template import Template
-from schedsearch.templates.conv2d import mma_kernel, mma_patches, mma_store, mma_tma, placement, weight_rows
+from schedsearch.templates.conv2d import mma_kernel, mma_store, mma_tma, placement, weight_rows
 from schedsearch.templates.parts import addressing, gather, mma, pipeline, window_sums, zero_points
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.testing.emulator import TYPES, Memory
@@ -24,7 +24,7 @@ from schedsearch.workload import Workload
 
 Array = np.ndarray[Any, Any]
 _MODULES = (
-    mma_kernel, mma_patches, mma_store, mma_tma, placement, weight_rows, addressing, gather, mma, pipeline, window_sums,
+    mma_kernel, mma_store, mma_tma, placement, weight_rows, addressing, gather, mma, pipeline, window_sums,
     zero_points,
 )  # fmt: skip
 

@@ -141,8 +141,7 @@ def test_the_fast_path_is_made_of_tensor_core_and_asynchronous_copy_instructions
     from schedsearch.backend.cuda import _compile_to_ptx
 
     workload = Workload.conv2d(n=32, h=56, w=56, c=64, k=64, r=3, s=3, padding=1)
-    space = TEMPLATE.space(workload, PRESETS["a100"])
-    config = TEMPLATE.default(workload, PRESETS["a100"], space)
+    config = TEMPLATE.default(workload, H200, TEMPLATE.space(workload, H200))
     text = _compile_to_ptx(TEMPLATE.kernel(workload, H200, config).steps[0], "kernel", "sm_90")
     warp_tiles = config["wm"] // 16 * config["wn"] // 8 * config["bk"] // 16 // config["slices"]
     assert text.count("mma.sync.aligned.m16n8k16") == warp_tiles

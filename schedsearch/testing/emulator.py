@@ -247,13 +247,11 @@ class Emulator:
         """What `ldmatrix.x4` loads from the addresses of the lanes: 4 matrices of 8 rows of 4 words."""
         return np.array([self._shared(address, 16) for address in lanes]).reshape(4, 8, 4, 4)
 
-    def load_fragments(self, wm: int, wn: int, row_bytes: int, scattered: bool = False) -> Callable[..., None]:
+    def load_fragments(self, wm: int, wn: int, row_bytes: int) -> Callable[..., None]:
         """All lanes get the matrices of an operand, as they are in shared memory, in its first register."""
 
-        def matrices(lanes: list[tuple[Any, int]]) -> tuple[list[Array], list[Array]]:
-            rows = [
-                self._matrices([at[i] if scattered else at + i * 16 * row_bytes for at, _ in lanes]) for i in range(wm // 16)
-            ]
+        def matrices(lanes: list[tuple[int, int]]) -> tuple[list[Array], list[Array]]:
+            rows = [self._matrices([at + i * 16 * row_bytes for at, _ in lanes]) for i in range(wm // 16)]
             columns = []
             for j in range(wn // 16):
                 # B's registers are k first, then columns: b0 and b1 of eight columns, then those of the next eight.
@@ -261,15 +259,15 @@ class Emulator:
                 columns.append(self._matrices(loaded[:8] + loaded[16:24] + loaded[8:16] + loaded[24:]))
             return rows, columns
 
-        def load(a: list[Any], b: list[Any], x: Any, w: int) -> None:
-            a[0], b[0] = self.block.exchange((list(x) if scattered else x, w), matrices)
+        def load(a: list[Any], b: list[Any], x: int, w: int) -> None:
+            a[0], b[0] = self.block.exchange((x, w), matrices)
 
         return load
 
     def multiply_and_load(
-        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
+        self, wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
     ) -> Callable[..., None]:
-        load = self.load_fragments(wm, wn, row_bytes, scattered)
+        load = self.load_fragments(wm, wn, row_bytes)
 
         def product(lanes: list[tuple[list[Array], list[Array]]]) -> Array:
             rows, columns = lanes[0]
@@ -280,7 +278,7 @@ class Emulator:
             exact = np.dtype(np.float32 if dtype_of(dtype).is_float else np.int64)
             return np.asarray(a.astype(exact) @ b.astype(exact).T)
 
-        def multiply(acc: list[Any], a: list[Any], b: list[Any], next_b: list[Any], x: Any, w: int) -> None:
+        def multiply(acc: list[Any], a: list[Any], b: list[Any], next_b: list[Any], x: int, w: int) -> None:
             sums = self.block.exchange((a[0], b[0]), product)
             lane = self.thread.number % 32
             for i in range(wm // 16):

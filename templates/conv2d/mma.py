@@ -31,7 +31,7 @@ from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Renamed, Template
 from schedsearch.templates.conv2d import mma_kernel, mma_tma
 from schedsearch.templates.conv2d.limits import size_problem
-from schedsearch.templates.conv2d.mma_sizes import Gemm, Gemms, Plan, shared_bytes
+from schedsearch.templates.conv2d.mma_sizes import Gemms, Plan, shared_bytes
 from schedsearch.templates.conv2d.mma_space import BLOCKS_PER_SM, config_space
 from schedsearch.templates.conv2d.mma_store import ChannelCorrections
 from schedsearch.templates.conv2d.tiles import ceil_div, least_cost, tile_sizes
@@ -86,11 +86,9 @@ class Conv2dMma(Template[Conv2dParams]):
 
         Per unit of depth, a tile of bm x bn does bm bn multiply-adds and loads bm + bn elements. Loading one element costs
         as much as about 64 multiply-adds. Everything else follows from the tile. Groups are merged until their channels
-        fill a chunk and the columns of a tile. Where TMA loads, grids that fill the card have a rule of their own.
+        fill a chunk and the columns of a tile.
         """
         gemms = Gemms.of(workload)
-        if (found := _of_large_grid(gemms.single, target, space)) is not None:
-            return found
         filled = (merged for merged, gemm in gemms.by_merged.items() if gemm.c >= gemm.mma.chunk and gemm.k >= 16)
         gemm = gemms.by_merged[next(filled, max(gemms.by_merged))]
         chunk, unit, element_bytes = gemm.mma.chunk, gemm.mma.k, gemm.element_bytes
@@ -142,38 +140,6 @@ class Conv2dMma(Template[Conv2dParams]):
 
     def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         return source_of(workload, Plan.of(workload, config))
-
-
-def _of_large_grid(gemm: Gemm, target: Target, space: ConfigSpace) -> Config | None:
-    """For 16-bit elements that TMA loads, if half of the multiprocessors have a large tile; otherwise None.
-
-    A grid with more than four tiles of 128 x 64 for each is persistent, and two blocks of a multiprocessor take turns in
-    multiplying and storing. A smaller one has the tiles with the least waves x (bm bn + 64 (bm + bn)), and 8 warps.
-    """
-    if "tma" not in space.values["loads"] or gemm.mma.element_bytes != 2 or target.compute_capability >= (12, 0):
-        return (
-            None  # nobody has timed other element types, nor cards of 12.0, which have less than half of the shared memory
-        )
-    bk = 4 * gemm.mma.k  # rows of 128 bytes
-    usual = gemm.tiling(128, 64, bound=False)
-    many = usual.tiles > 4 * target.sms
-    sizes = [gemm.tiling(bm, bn, bound=False) for bm in (128, 96, 192) for bn in (64, 128)]
-    tiling = usual if many else least_cost(sizes, target.sms, lambda tile: tile.bm * tile.bn + 64 * (tile.bm + tile.bn))
-    if 2 * tiling.tiles < target.sms or (not many and gemm.depth < 4 * bk):
-        return None
-    wm = 48 if tiling.bm % 48 == 0 else 64
-    wn = 64 if tiling.bm * tiling.bn >= 8 * 48 * 64 else 32
-    slices = 1 if many or (tiling.bm // wm) * (tiling.bn // wn) >= 8 else 2
-    batch = {"batch": "folded"} if "batch" in space.names else {}
-    merged = {"merged": 1} if "merged" in space.names else {}
-    for stages in (3, 2) if many else (6, 5, 4, 3, 2):
-        config = Config(
-            bm=tiling.bm, bn=tiling.bn, bk=bk, wm=wm, wn=wn, slices=slices, stages=stages, band=tiling.band,
-            persistent=many, blocks_per_sm=2 if many else 1, loads="tma", **batch, **merged,
-        )  # fmt: skip
-        if not space.check(config):
-            return config
-    return None
 
 
 def _warp_tile_of_small_copies(bm: int, bn: int, registers_per_word: int) -> tuple[int, int]:

@@ -15,8 +15,7 @@ from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.space import Columns
 from schedsearch.templates.conv2d.placement import neighbours
 from schedsearch.templates.conv2d.ring import RING_KNOBS, RingGemm, RingPlan
-from schedsearch.templates.conv2d.strips import Strips
-from schedsearch.templates.conv2d.tiles import Tiling, ceil_div
+from schedsearch.templates.conv2d.tiles import ceil_div
 from schedsearch.templates.conv2d.weight_rows import WeightRows
 from schedsearch.templates.parts.addressing import strides_of
 from schedsearch.templates.parts.hopper import BARRIER_BYTES
@@ -158,29 +157,18 @@ class Plan(RingPlan[Gemm]):
         wm, wn: output pixels and channels of a warp's tile.
         slices: warps that share a warp tile; each takes its part of every step.
         tma: whether a warp of its own loads by TMA; otherwise all threads copy. A step then has channels of one tap.
-        strips: of which tiles have their pixels, if that warp loads x as patches. A stage has weights only then.
     """
 
     wm: int
     wn: int
     slices: int
     tma: bool = False
-    strips: Strips | None = None
 
     @classmethod
     def of(cls, workload: Workload[Conv2dParams], config: Config) -> Plan:
         knobs = {name: config[name] for name in ("bm", "bn", "bk", "wm", "wn", "slices", *RING_KNOBS)}
-        gemm, by = Gemm.of(workload, int(config.get("merged", 1))), config.get("loads")
-        strips = Strips.of(workload, knobs["bm"]) if by == "patches" else None
-        bound = config.get("batch") == "bound" or strips is not None
-        return cls(gemm=gemm, bound=bound, tma=by in ("tma", "patches"), strips=strips, **knobs)
-
-    @property
-    def tiling(self) -> Tiling:
-        """Strips are to tiles as images are."""
-        if self.strips is None:
-            return super().tiling
-        return Tiling(self.bm, self.bn, self.strips.count, self.strips.pixels, self.gemm.k, self.gemm.groups, True)
+        gemm = Gemm.of(workload, int(config.get("merged", 1)))
+        return cls(gemm=gemm, bound=config.get("batch") == "bound", tma=config.get("loads") == "tma", **knobs)
 
     @property
     def warps_n(self) -> int:
@@ -202,31 +190,10 @@ class Plan(RingPlan[Gemm]):
         return self.consumers + LOADER_THREADS * self.tma
 
     @property
-    def channel_blocks(self) -> int:
-        """Blocks of `bk` channels of a tap."""
-        return int(ceil_div(self.gemm.c, self.bk))
-
-    @property
     def steps(self) -> int:
-        return self.gemm.taps * self.channel_blocks if self.tma else super().steps
-
-    @property
-    def patches(self) -> int:
-        """Buffers for patches: one, or two if a block loads more than one patch."""
-        return 0 if self.strips is None else int(patch_buffers(self.channel_blocks, np.bool_(self.persistent)))
-
-    @property
-    def x_bytes(self) -> int:
-        return 0 if self.strips else super().x_bytes
-
-    @property
-    def stage_bytes(self) -> int:
-        return self.bn * self.row_bytes if self.strips else super().stage_bytes
-
-    @property
-    def w_offset(self) -> int:
-        """Where the weights of the first stage begin, behind the patches."""
-        return self.patches * self.strips.patch_bytes if self.strips else self.x_bytes
+        if self.tma:
+            return int(self.gemm.taps * ceil_div(self.gemm.c, self.bk))
+        return super().steps
 
     @property
     def wide_counts(self) -> bool:
@@ -251,48 +218,35 @@ class Plan(RingPlan[Gemm]):
     @property
     def staged_offset(self) -> int:
         """Where the staged results begin: behind the ring if that takes operands of the next tile in the meantime."""
-        return self.w_offset - self.x_bytes + self.stages * self.stage_bytes if self.tma and self.persistent else 0
+        return self.stages * self.stage_bytes if self.tma and self.persistent else 0
 
     @property
     def barrier_offset(self) -> int:
-        """Where the barriers of a ring of TMA begin: full ones, then empty ones, then those of patches."""
-        return self._tma_bytes - 2 * BARRIER_BYTES * (self.stages + self.patches)
+        """Where the barriers of a ring of TMA begin: full ones, then empty ones."""
+        return int(tma_shared_bytes(*self._sizes, self.persistent)) - 2 * BARRIER_BYTES * self.stages
 
     @property
     def shared_bytes(self) -> int:
-        return self._tma_bytes if self.tma else int(shared_bytes(*self._sizes))
-
-    @property
-    def _tma_bytes(self) -> int:
-        patch_bytes = self.strips.patch_bytes if self.strips else 0
-        return int(tma_shared_bytes(*self._sizes, self.persistent, self.patches, patch_bytes))
+        return int(tma_shared_bytes(*self._sizes, self.persistent) if self.tma else shared_bytes(*self._sizes))
 
     @property
     def _sizes(self) -> tuple[int, int, int, int, int]:
         return self.bm, self.bn, self.row_bytes, self.stages, self.slices
 
 
-def patch_buffers(channel_blocks: Any, persistent: Any) -> Any:
-    """Buffers for patches: one if a block loads one patch only, otherwise two."""
-    return np.where((channel_blocks == 1) & ~persistent, 1, 2)
-
-
 def shared_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any) -> Any:
     """Bytes of shared memory: the pipeline's buffers and the staged results (one per slice) take turns in it."""
-    return np.maximum(stages * (bm + bn) * row_bytes, _staged_bytes(bm, bn, slices))
+    return np.maximum(_ring_bytes(bm, bn, row_bytes, stages), _staged_bytes(bm, bn, slices))
 
 
-def tma_shared_bytes(
-    bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any, persistent: Any, patches: Any = 0, patch_bytes: Any = 0
-) -> Any:
-    """The same for loads by TMA: a persistent block has place for both, and there are two barriers for each buffer.
+def tma_shared_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any, slices: Any, persistent: Any) -> Any:
+    """The same for loads by TMA: a persistent block has place for both, and there are two barriers for each buffer."""
+    ring, staged = _ring_bytes(bm, bn, row_bytes, stages), _staged_bytes(bm, bn, slices)
+    return np.where(persistent, ring + staged, np.maximum(ring, staged)) + 2 * BARRIER_BYTES * stages
 
-    Args:
-        patches, patch_bytes: buffers for patches of x. If there are any, stages have weights only.
-    """
-    rows = np.where(np.asarray(patches) > 0, bn, bm + bn)
-    ring, staged = patches * patch_bytes + stages * rows * row_bytes, _staged_bytes(bm, bn, slices)
-    return np.where(persistent, ring + staged, np.maximum(ring, staged)) + 2 * BARRIER_BYTES * (stages + patches)
+
+def _ring_bytes(bm: Any, bn: Any, row_bytes: Any, stages: Any) -> Any:
+    return stages * (bm + bn) * row_bytes
 
 
 def _staged_bytes(bm: Any, bn: Any, slices: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,8 @@ from schedsearch.launch import MAX_GRID_X
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
-from schedsearch.templates.conv2d.mma_patches import patches_problem
-from schedsearch.templates.conv2d.mma_sizes import LOADER_THREADS, Gemms, patch_buffers, shared_bytes, tma_shared_bytes
+from schedsearch.templates.conv2d.mma_sizes import LOADER_THREADS, Gemms, shared_bytes, tma_shared_bytes
 from schedsearch.templates.conv2d.mma_tma import tma_problem
-from schedsearch.templates.conv2d.strips import ROW_BYTES, Strips
 from schedsearch.templates.conv2d.tiles import (
     BAND,
     batch_knob,
@@ -38,7 +36,6 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
     """All configurations of conv2d_mma."""
     gemms = Gemms.of(workload)
     unit, tma = gemms.single.mma.k, tma_problem(workload, target) is None
-    patches = tma and patches_problem(workload) is None
     knobs = [
         Knob("bm", PIXELS, "output pixels of a block's tile"),
         Knob("bn", (16, 32, 64, 128, 256), "output channels of a block's tile"),
@@ -59,8 +56,8 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
         *persistent_knobs(BLOCKS_PER_SM),
         Knob(
             "loads",
-            ("copies", *("tma",) * tma, *("patches",) * patches),
-            "copies: all threads load by cp.async; tma: one warp loads by TMA; with patches too, but x once for all taps",
+            ("copies", *("tma",) * tma),
+            "copies: all threads load by cp.async; tma: one warp loads by TMA",
         ),
     ]
     if gemms.takes_batch_knob:
@@ -69,42 +66,24 @@ def config_space(workload: Workload[Conv2dParams], target: Target) -> ConfigSpac
         knobs.append(
             Knob("merged", tuple(gemms.by_merged), "neighbouring groups that share a GEMM, with zeros between them")
         )
-    cut = {bm: Strips.of(workload, bm) for bm in PIXELS} if patches else {}
-    rules = (*_constraints(gemms, target), *(_tma_rules(workload, gemms) if tma else ()), *_patch_rules(gemms, cut))
-    return ConfigSpace(knobs=knobs, derived=_derived(gemms, cut, target), constraints=rules)
+    rules = (*_constraints(gemms, target), *(_tma_rules(workload, gemms) if tma else ()))
+    return ConfigSpace(knobs=knobs, derived=_derived(gemms, target), constraints=rules)
 
 
-def _derived(gemms: Gemms, cut: Mapping[int, Strips], target: Target) -> dict[str, Callable[[Columns], Any]]:
-    """Args:
-    cut: the strips of the workload for each `bm`, if x may be loaded as patches.
-    """
+def _derived(gemms: Gemms, target: Target) -> dict[str, Callable[[Columns], Any]]:
     mma, word = gemms.single.mma, gemms.single.mma.registers_per_word(target.compute_capability)
-
-    def of_strips(value: Callable[[Strips], int], k: Columns) -> Any:
-        """A value of the strips of each configuration with patches; 0 for others."""
-        values = np.array([value(cut[bm]) for bm in PIXELS]) if cut else np.zeros(len(PIXELS), np.int64)
-        return np.where(by_patches(k), values[np.searchsorted(PIXELS, k["bm"])], 0)
 
     def registers(k: Columns) -> Any:
         """An estimate: accumulators, fragments of one step, three values per loaded row, addresses and counters."""
         fragments = (k["wm"] // 4 + k["wn"] // 2) * word
-        addresses = np.where(by_patches(k), k["wm"] // 8, 0)
-        return k["accumulators"] + fragments + 4 * k["rows_x"] + addresses + 40
+        return k["accumulators"] + fragments + 4 * k["rows_x"] + 40
 
     def consumers(k: Columns) -> Any:
         return 32 * ceil_div(k["bm"], k["wm"]) * ceil_div(k["bn"], k["wn"]) * k["slices"]
 
     def shared(k: Columns) -> Any:
         sizes = k["bm"], k["bn"], k["bk"] * mma.element_bytes, k["stages"], k["slices"]
-        blocks = ceil_div(gemms.single.c, k["bk"])
-        patches = np.where(by_patches(k), patch_buffers(blocks, k["persistent"]), 0)
-        by_loader = tma_shared_bytes(*sizes, k["persistent"], patches, of_strips(lambda strips: strips.patch_bytes, k))
-        return np.where(by_tma(k), by_loader, shared_bytes(*sizes))
-
-    def tiles_m(k: Columns) -> Any:
-        of_images = pixel_tiles(k, gemms.single.images, gemms.single.pixels)
-        pixels, count = of_strips(lambda strips: strips.pixels, k), of_strips(lambda strips: strips.count, k)
-        return np.where(by_patches(k), count * ceil_div(pixels, k["bm"]), of_images)
+        return np.where(by_tma(k), tma_shared_bytes(*sizes, k["persistent"]), shared_bytes(*sizes))
 
     def steps(k: Columns) -> Any:
         of_taps = gemms.single.taps * ceil_div(gemms.column("c", k), k["bk"])
@@ -117,7 +96,7 @@ def _derived(gemms: Gemms, cut: Mapping[int, Strips], target: Target) -> dict[st
         "rows_x": lambda k: np.where(by_tma(k), 0, ceil_div(k["bm"] * k["bk"] // mma.chunk, consumers(k))),
         "rows_w": lambda k: np.where(by_tma(k), 0, ceil_div(k["bn"] * k["bk"] // mma.chunk, consumers(k))),
         "registers": registers,
-        "tiles_m": tiles_m,
+        "tiles_m": lambda k: pixel_tiles(k, gemms.single.images, gemms.single.pixels),
         "tiles_n": lambda k: ceil_div(gemms.column("k", k), k["bn"]) * gemms.column("groups", k),
         "tiles": lambda k: k["tiles_m"] * k["tiles_n"],
         "waves": lambda k: k["tiles"] / target.sms,
@@ -130,12 +109,7 @@ def _derived(gemms: Gemms, cut: Mapping[int, Strips], target: Target) -> dict[st
 
 def by_tma(k: Columns) -> Any:
     """Whether a configuration loads by TMA."""
-    return k["loads"] != "copies"
-
-
-def by_patches(k: Columns) -> Any:
-    """Whether a configuration loads x as patches."""
-    return k["loads"] == "patches"
+    return k["loads"] == "tma"
 
 
 def _tma_rules(workload: Workload[Conv2dParams], gemms: Gemms) -> list[Constraint]:
@@ -162,22 +136,6 @@ def _tma_rules(workload: Workload[Conv2dParams], gemms: Gemms) -> list[Constrain
         )
     if len(gemms.by_merged) > 1:
         found.append(Constraint("with TMA groups are not merged", lambda k: ~by_tma(k) | (k["merged"] == 1)))
-    return found
-
-
-def _patch_rules(gemms: Gemms, cut: Mapping[int, Strips]) -> list[Constraint]:
-    """What patches of x need, beside what loads by TMA do."""
-    if not cut:
-        return []
-    whole = ROW_BYTES // gemms.single.element_bytes
-    found = [
-        Constraint(
-            f"with patches a row of a stage has {ROW_BYTES} bytes: bk = {whole}",
-            lambda k: ~by_patches(k) | (k["bk"] == whole),
-        )
-    ]
-    if gemms.takes_batch_knob:
-        found.append(Constraint("with patches batch is folded", lambda k: ~by_patches(k) | (k["batch"] == "folded")))
     return found
 
 

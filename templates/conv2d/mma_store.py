@@ -34,16 +34,15 @@ def output(
     k_total, staged_row_bytes, out_bytes = plan.gemm.k, plan.staged_row_bytes, plan.gemm.out_bytes
     place, offset_of = store_order(workload, plan), offsets(workload, plan)
     finish = {1: one_channel, 2: pairs, 8: pairs, 4: four_bytes}[plan.gemm.vector](workload, plan, epilogue, corrections)
-    class_of, pixel_of, m_total = corrections.places(), pixels(plan), plan.gemm.m
+    class_of = corrections.places()
 
     def store(
         y: Any, shared: Any, thread: Any, m_first: Any, m_stop: Any, group: Any, k_first: Any, k_left: Any, operands: Any
     ) -> None:  # fmt: skip
         for item in range(i32(thread), i32(bm * vectors), i32(threads)):
             out_row, out_column = place(item)
-            in_tiles = count(m_first + out_row)
-            m = pixel_of(in_tiles)
-            if in_tiles < m_stop and m < m_total and out_column < k_left:
+            m = count(m_first + out_row)
+            if m < m_stop and out_column < k_left:
                 k = i32(group * k_total + k_first + out_column)
                 offset = offset_of(m, k)
                 address = y + u64(offset * out_bytes)
@@ -51,21 +50,6 @@ def output(
                 finish(address, staged, k, offset, class_of(m), operands)
 
     return store
-
-
-def pixels(plan: Plan) -> Callable[[Any], Any]:
-    """`pixel_of(m)`: the output pixel that is the m-th one of all tiles; past the last one if the image lacks it."""
-    if plan.strips is None or plan.strips.count == 1:
-        return lambda m: m
-    strip_pixels, width, out_w, m_total = plan.strips.pixels, plan.strips.width, plan.strips.out_w, plan.gemm.m
-
-    def pixel_of(m: Any) -> Any:
-        strip = u32(m // strip_pixels)
-        row = u32(u32(m - strip * strip_pixels) // width)
-        column = u32(m - strip * strip_pixels - row * width + strip * width)
-        return u32(row * out_w + column) if column < out_w else u32(m_total)
-
-    return pixel_of
 
 
 def store_order(workload: Workload[Conv2dParams], plan: Plan) -> Callable[[Any], Any]:

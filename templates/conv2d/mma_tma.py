@@ -4,8 +4,6 @@ A ring of stages has the same bytes in the same places as that of `mma_kernel`: 
 `bk` channels of one tap, so a tap's last step may end in zeros. The loading thread waits until all warps have read a stage.
 A block that loops over tiles keeps its results apart from the ring, so that the next tile is loaded while one is stored.
 
-`mma_patches` has another way to load x and to multiply, which the same kernel takes.
-
 Sources: PTX ISA, "Data Movement: cp.async.bulk.tensor", "mbarrier" and "Warp Level Matrix Instructions" (ldmatrix).
 """
 
@@ -20,7 +18,6 @@ from schedsearch.backend.ops import shared_base
 from schedsearch.launch import TensorMap
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.target import Target
-from schedsearch.templates.conv2d import mma_patches
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, image_map
 from schedsearch.templates.conv2d.mma_kernel import image_end, images, tile_walk
@@ -37,7 +34,7 @@ from schedsearch.workload import Workload
 
 def shaped_by(plan: Plan) -> frozenset[str]:
     """The names that shape the kernel; see `KernelStep`."""
-    return mma_patches.SHAPED_BY if plan.strips else frozenset({"accumulators", "multiply_tile.of_a", "multiply_tile.of_b"})
+    return frozenset({"accumulators", "multiply_tile.of_a", "multiply_tile.of_b"})
 
 
 def tma_problem(workload: Workload[Conv2dParams], target: Target) -> str | None:
@@ -56,8 +53,6 @@ def tma_problem(workload: Workload[Conv2dParams], target: Target) -> str | None:
 
 def maps(workload: Workload[Conv2dParams], plan: Plan) -> tuple[TensorMap, TensorMap]:
     """x and the weights as the kernel loads them."""
-    if plan.strips:
-        return mma_patches.maps(workload, plan)
     sets = workload.params.n if plan.own_weights else 1
     gemm = Im2col.of(workload)
     weights = filter_map(workload, plan.bn, plan.bk, L2_PROMOTION_BYTES, sets, interleave=False)
@@ -83,16 +78,13 @@ def build_kernel(
     workload: Workload[Conv2dParams], plan: Plan, epilogue: Epilogue, corrections: ChannelCorrections
 ) -> Callable[..., None]:
     """The kernel of one configuration. It takes (x's map, weight's map, y, *epilogue.params)."""
-    tiles, stages, patches, consumers = plan.tiling.tiles, plan.stages, plan.patches, plan.consumers
+    tiles, stages, consumers = plan.tiling.tiles, plan.stages, plan.consumers
     accumulators, bn, k_total, sum_type = plan.accumulators, plan.bn, plan.gemm.k, plan.gemm.mma.accumulator_type
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
     staged_row_bytes, slice_bytes, staged_offset = plan.staged_row_bytes, plan.slice_bytes, plan.staged_offset
     full_offset, parts = plan.barrier_offset, plan.bk // plan.gemm.mma.k // slices  # instructions of a warp in a step
 
-    if plan.strips:
-        load_tiles, multiply_tile = mma_patches.loads(workload, plan), mma_patches.multiplication(workload, plan)
-    else:
-        load_tiles, multiply_tile = loads(workload, plan), multiplication(plan)
+    load_tiles, multiply_tile = loads(workload, plan), multiplication(plan)
     place, stop_of, initialise = tile_walk(plan), image_end(plan), pipeline.initialise
     stage_tile, store = plan.gemm.mma.stage(wm, wn, staged_row_bytes), output(workload, plan, epilogue, corrections)
     meet, warm = ptx.group_barrier(1, consumers), warm_operands(workload, epilogue.params)
@@ -105,8 +97,6 @@ def build_kernel(
         if thread == 0:
             initialise(full, stages, 1)
             initialise(empty, stages, warps * slices)
-            initialise(empty + stages * BARRIER_BYTES, patches, 1)
-            initialise(empty + (stages + patches) * BARRIER_BYTES, patches, warps * slices)
             ptx.mbarrier_init_fence()
         cuda.syncthreads()
 
@@ -123,7 +113,7 @@ def build_kernel(
             warp_m, warp_n = u32(warp // warps_n * wm), u32(warp % warps_n * wn)
             barriers, own = pipeline.Barriers(full, empty), Warp(lane, warp_m, warp_n, part_first)
             acc = cuda.local.array(accumulators, sum_type)
-            stage, parity, patch, patch_parity = u32(0), u32(0), u32(0), u32(0)
+            stage, parity = u32(0), u32(0)
 
             for tile in range(i32(cuda.blockIdx.x), i32(tiles), i32(cuda.gridDim.x)):
                 m_first, group, k_first = place(tile)
@@ -134,9 +124,7 @@ def build_kernel(
                 # ---- multiply
                 for i in range(accumulators):
                     acc[i] = sum_type(0)
-                stage, parity, patch, patch_parity = multiply_tile(
-                    acc, shared, barriers, own, m_first, stage, parity, patch, patch_parity
-                )
+                stage, parity = multiply_tile(acc, shared, barriers, own, stage, parity)
 
                 # ---- store
                 meet(0)  # all warps have read the ring, or the results of the tile before, which the next lines overwrite
@@ -148,18 +136,16 @@ def build_kernel(
 
 
 def multiplication(plan: Plan) -> Callable[..., Any]:
-    """`multiply_tile(acc, shared, barriers, warp, m_first, stage, parity, patch, patch_parity)` adds the products of a tile.
+    """`multiply_tile(acc, shared, barriers, warp, stage, parity)` adds the products of a tile.
 
-    It returns the last four as they are for the next tile: the buffers that are next, see `parts.pipeline`.
+    It returns the last two as they are for the next tile, see `parts.pipeline`.
     """
     steps, stages, stage_bytes, row_bytes, x_bytes = plan.steps, plan.stages, plan.stage_bytes, plan.row_bytes, plan.x_bytes
     mma, parts, of_a, of_b = plan.gemm.mma, plan.bk // plan.gemm.mma.k // plan.slices, plan.wm // 4, plan.wn // 4
     (take, advance), flip = pipeline.consumer(stages), swizzle(plan.chunks)
     load, multiply = mma.load(plan.wm, plan.wn, row_bytes), mma.multiply(plan.wm, plan.wn, row_bytes)
 
-    def multiply_tile(
-        acc: Any, shared: Any, barriers: Any, warp: Any, m_first: Any, stage: Any, parity: Any, patch: Any, patch_parity: Any
-    ) -> Any:
+    def multiply_tile(acc: Any, shared: Any, barriers: Any, warp: Any, stage: Any, parity: Any) -> Any:
         x_row = u32(warp.lane % 16)
         w_row = u32(warp.lane % 8 + warp.lane // 16 * 8)
         x_chunk = u32((warp.part * 2 + warp.lane // 16) ^ flip(x_row))
@@ -187,7 +173,7 @@ def multiplication(plan: Plan) -> Callable[..., Any]:
             multiply(acc, a, b, next_b, x_first + stage * stage_bytes, w_first + stage * stage_bytes)
             for i in range(of_b):
                 b[i] = next_b[i]
-        return stage, parity, patch, patch_parity
+        return stage, parity
 
     return multiply_tile
 

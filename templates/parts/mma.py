@@ -75,13 +75,13 @@ class Mma:
             return 1 if capability == (8, 9) or capability[0] == 12 else 4
         return 2 if self.products == 3 else 1
 
-    def load(self, wm: int, wn: int, row_bytes: int, *, scattered: bool = False) -> Callable[..., Any]:
+    def load(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
         """`load(a, b, x, w)`: the operands of 32 bytes of k of a warp's tile; see `warp_tiles.load_fragments`."""
-        return warp_tiles.load_fragments(wm, wn, row_bytes, scattered)
+        return warp_tiles.load_fragments(wm, wn, row_bytes)
 
-    def multiply(self, wm: int, wn: int, row_bytes: int, *, scattered: bool = False) -> Callable[..., Any]:
+    def multiply(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
         """`multiply(acc, a, b, next_b, x, w)` adds their products and loads the next; see `warp_tiles.multiply_and_load`."""
-        return warp_tiles.multiply_and_load(wm, wn, row_bytes, self.dtype, self.dtype_b, self.products, scattered)
+        return warp_tiles.multiply_and_load(wm, wn, row_bytes, self.dtype, self.dtype_b, self.products)
 
     def stage(self, wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
         """`stage(acc, shared)` writes a warp's tile of sums to shared memory; see `warp_tiles.store_warp_tile`."""

@@ -28,20 +28,16 @@ _LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
 @functools.cache
-def load_fragments(wm: int, wn: int, row_bytes: int, scattered: bool = False) -> Callable[..., Any]:
+def load_fragments(wm: int, wn: int, row_bytes: int) -> Callable[..., Any]:
     """One warp's operands of 32 bytes in k: `wm` rows of A and `wn` of B, both K-major in shared memory.
 
     It takes (a[wm / 4], b[wn / 4], x, w): the registers of A and B, and each lane's addresses for ldmatrix of the first 16
     rows of A and of B, `row_bytes` apart: for A row `lane % 16` and 16-byte chunk `lane / 16`, for B row
-    `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows. If the rows of A are
-    `scattered`, `x` is a local array of u32 with the addresses of all 16s of rows.
+    `lane % 8 + lane / 16 * 8` and chunk `lane / 8 % 2`. The rows' swizzle must repeat every 16 rows.
     """
-    lines = [*_loads_of_b("b", wn, row_bytes), *(_load_of_a(i, row_bytes, scattered) for i in range(wm // 16))]
-    arrays, ins = {"a": ("u32", wm // 4), "b": ("u32", wn // 4)}, {"x": "u32", "w": "u32"}
-    if scattered:
-        arrays["x"] = ("u32", wm // 16)
-        del ins["x"]
-    return device_op("load_fragments", "\n".join(lines), inout=arrays, ins=ins)
+    lines = [*_loads_of_b("b", wn, row_bytes), *(_load_of_a(i, row_bytes) for i in range(wm // 16))]
+    arrays = {"a": ("u32", wm // 4), "b": ("u32", wn // 4)}
+    return device_op("load_fragments", "\n".join(lines), inout=arrays, ins={"x": "u32", "w": "u32"})
 
 
 def _four(array: str, first: int) -> str:
@@ -52,13 +48,13 @@ def _loads_of_b(array: str, wn: int, row_bytes: int) -> list[str]:
     return [f"{_LOAD} {{{_four(array, 4 * j)}}}, [$w+{j * 16 * row_bytes}];" for j in range(wn // 16)]
 
 
-def _load_of_a(i: int, row_bytes: int, scattered: bool) -> str:
-    return f"{_LOAD} {{{_four('a', 4 * i)}}}, [{f'$x[{i}]' if scattered else f'$x+{i * 16 * row_bytes}'}];"
+def _load_of_a(i: int, row_bytes: int) -> str:
+    return f"{_LOAD} {{{_four('a', 4 * i)}}}, [$x+{i * 16 * row_bytes}];"
 
 
 @functools.cache
 def multiply_and_load(
-    wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1, scattered: bool = False
+    wm: int, wn: int, row_bytes: int, dtype: str, dtype_b: str = "", products: int = 1
 ) -> Callable[..., Any]:
     """`wm` x `wn` accumulators += A x B, of operands that are in registers, while those of the next 32 bytes are loaded.
 
@@ -101,14 +97,10 @@ def multiply_and_load(
         for j in range(tiles_n):
             lines += [multiply(of_a, b, i, j), multiply(a, of_b, i, j)] if split else []
             lines.append(multiply(a, b, i, j))
-        lines.append(_load_of_a(i, row_bytes, scattered))
+        lines.append(_load_of_a(i, row_bytes))
     arrays = {"acc": ("f32" if sums == "f32" else "i32", wm * wn // 32), "a": ("u32", wm // 4)}
     arrays |= dict.fromkeys(("b", "next_b"), ("u32", wn // 4))
-    ins = {"x": "u32", "w": "u32"}
-    if scattered:
-        arrays["x"] = ("u32", wm // 16)
-        del ins["x"]
-    return device_op("multiply_and_load", "\n".join([*lines, "}"]), inout=arrays, ins=ins)
+    return device_op("multiply_and_load", "\n".join([*lines, "}"]), inout=arrays, ins={"x": "u32", "w": "u32"})
 
 
 @functools.cache
