@@ -254,3 +254,34 @@ def test_integers_are_exact_on_the_device(form: str) -> None:
     check = integer_model.exactly(TEMPLATE, workload, target)
     for config in TEMPLATE.space(workload, target).restrict({"loads": ["tma"]}).sample(3, np.random.default_rng(1)):
         check(config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slices", [2, 4])
+def test_no_operand_is_overwritten_before_it_is_read(slices: int) -> None:
+    """Blocks that share a multiprocessor and store one tile while they multiply the next delayed ldmatrix the most."""
+    target, rng = detect("cuda"), np.random.default_rng(slices)
+    if target.older_than((9, 0)):
+        pytest.skip("the card has no TMA")
+    workload, template = dense(m=2112, n=1024, k=2048), load_template("matmul_mma")
+    config = Config(
+        {**SMALL, "bm": 64, "bn": 16, "bk": 64, "wn": 16, "persistent": True, "blocks_per_sm": 2, "slices": slices}
+    )
+    x, w = (rng.integers(-1, 2, (rows, 2048)).astype(np.float16) for rows in (2112, 1024))
+    exact = (x.astype(np.float32) @ w.astype(np.float32).T).astype(np.float16)
+    y, wrong = np.empty_like(exact), 0
+    with contextlib.closing(open_device(target)) as device:
+        kernel = device.load(compile_source(template.kernel(workload, target, config), target).artifact)
+        addresses = {name: device.allocate(array.nbytes) for name, array in (("x", x), ("weight", w), ("y", y))}
+        for name, array in (("x", x), ("weight", w)):
+            device.copy_in(addresses[name], memoryview(array).cast("B"))
+        bound = kernel.bind(addresses, {})
+        for _ in range(300):
+            bound.launch()
+            device.synchronize()
+            device.copy_out(memoryview(y).cast("B"), addresses["y"])
+            wrong += not np.array_equal(y, exact)
+        kernel.close()
+        for address in addresses.values():
+            device.free(address)
+    assert wrong == 0
