@@ -38,7 +38,7 @@ def build_kernel(
     tiles, steps, stages, persistent = plan.tiling.tiles, plan.steps, plan.stages, plan.persistent
     mma, accumulators, rows_x = plan.gemm.mma, plan.accumulators, plan.rows_x
     warps, warps_n, wm, wn, slices = plan.warps, plan.warps_n, plan.wm, plan.wn, plan.slices
-    row_bytes, stage_bytes, x_bytes = plan.row_bytes, plan.stage_bytes, plan.x_bytes
+    row_bytes, stage_bytes = plan.row_bytes, plan.stage_bytes
     staged_row_bytes, slice_bytes, chunks = plan.staged_row_bytes, plan.slice_bytes, plan.chunks
     parts = plan.bk // mma.k // slices  # instructions along k of one warp within a step
     sum_type = mma.accumulator_type
@@ -48,7 +48,7 @@ def build_kernel(
     load_x, load_w = pixel_loads(workload, plan), filter_loads(plan)
     commit, wait_stage, wait_all = ptx.cp_async_commit, ptx.cp_async_wait(stages - 2), ptx.cp_async_wait(0)
     image_of = images(plan)
-    flip, of_a, of_b = swizzle(chunks), wm // 4, wn // 4
+    operands_of, of_a, of_b = first_operands(plan), wm // 4, wn // 4
     load, multiply = mma.load(wm, wn, row_bytes), mma.multiply(wm, wn, row_bytes)
     stage_tile = mma.stage(wm, wn, staged_row_bytes)
     set_of, stop_of, store = filter_sets(plan, _count(plan)), image_end(plan), output(workload, plan, epilogue, corrections)
@@ -67,12 +67,7 @@ def build_kernel(
         column = u32(thread % chunks)
         row = u32(thread // chunks)
         row_of_x, column_of_x = place_in_x(thread)
-        x_row = u32(lane % 16)
-        w_row = u32(lane % 8 + lane // 16 * 8)
-        x_chunk = u32((part_first * 2 + lane // 16) ^ flip(x_row))
-        w_chunk = u32((part_first * 2 + lane // 8 % 2) ^ flip(w_row))
-        x_first = u32(shared + (warp_m + x_row) * row_bytes + x_chunk * 16)
-        w_start = u32(shared + x_bytes + (warp_n + w_row) * row_bytes + w_chunk * 16)
+        x_first, w_start = operands_of(shared, lane, warp_m, warp_n, part_first)
         a = cuda.local.array(of_a, u32)
         b = cuda.local.array(of_b, u32)
         next_b = cuda.local.array(of_b, u32)
@@ -81,12 +76,6 @@ def build_kernel(
         w0 = cuda.local.array(rows_x, i32)
         x_rows = cuda.local.array(rows_x, u64)
         acc = cuda.local.array(accumulators, sum_type)
-
-        def fill(step: Any, slot: Any, w_first: Any, k_left: Any) -> None:
-            """Loads the tiles of one step. Beyond the last step it writes zeros and reads nothing."""
-            stage = u32(shared + slot * stage_bytes)
-            load_x(stage, step, row_of_x, column_of_x, h0, w0, x_rows)
-            load_w(stage, step, row, column, w_first, k_left)
 
         for tile in range(index(cuda.blockIdx.x), index(tiles), index(cuda.gridDim.x)):
             m_first, group, k_first = place(tile)
@@ -113,7 +102,9 @@ def build_kernel(
             cuda.syncthreads()
             load(a, b, x_first, w_start)
             for step in range(i32(steps)):
-                fill(i32(step + stages - 1), write, w_first, k_left)
+                filled = u32(shared + write * stage_bytes)  # beyond the last step with zeros, without reading
+                load_x(filled, i32(step + stages - 1), row_of_x, column_of_x, h0, w0, x_rows)
+                load_w(filled, i32(step + stages - 1), row, column, w_first, k_left)
                 commit()
                 at = u32(read * stage_bytes)
                 for part in range(1, parts):  # the operands of each are loaded while those before are multiplied
@@ -139,6 +130,24 @@ def build_kernel(
                 cuda.syncthreads()  # all threads must have read the result before the ring is filled again
 
     return kernel
+
+
+def first_operands(plan: Plan) -> Callable[..., Any]:
+    """`operands_of(shared, lane, m, n, part)`: where a lane's ldmatrix of x and of the weights begin in the first stage.
+
+    The warp's tile begins with the block's pixel m and channel n, its part of a step with the instruction `part` along k.
+    """
+    row_bytes, x_bytes, flip = plan.row_bytes, plan.x_bytes, swizzle(plan.chunks)
+
+    def operands_of(shared: Any, lane: Any, m: Any, n: Any, part: Any) -> Any:
+        x_row = u32(lane % 16)
+        w_row = u32(lane % 8 + lane // 16 * 8)
+        x_chunk = u32((part * 2 + lane // 16) ^ flip(x_row))
+        w_chunk = u32((part * 2 + lane // 8 % 2) ^ flip(w_row))
+        x_first = u32(shared + (m + x_row) * row_bytes + x_chunk * 16)
+        return x_first, u32(shared + x_bytes + (n + w_row) * row_bytes + w_chunk * 16)
+
+    return operands_of
 
 
 # --- Walk -------------------------------------------------------------------------------------------------------------

@@ -20,10 +20,10 @@ from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.target import Target
 from schedsearch.templates.conv2d.geometry import Im2col
 from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, image_map
-from schedsearch.templates.conv2d.mma_kernel import image_end, images, tile_walk
+from schedsearch.templates.conv2d.mma_kernel import first_operands, image_end, images, tile_walk
 from schedsearch.templates.conv2d.mma_sizes import MOST_PIXELS, Gemm, Plan
 from schedsearch.templates.conv2d.mma_store import ChannelCorrections, output
-from schedsearch.templates.conv2d.ring import filter_sets, swizzle
+from schedsearch.templates.conv2d.ring import filter_sets
 from schedsearch.templates.parts import cluster, gather, pipeline, ptx
 from schedsearch.templates.parts.casts import i32, u16, u32
 from schedsearch.templates.parts.epilogue import Epilogue
@@ -140,18 +140,13 @@ def multiplication(plan: Plan) -> Callable[..., Any]:
 
     It returns the last two as they are for the next tile, see `parts.pipeline`.
     """
-    steps, stages, stage_bytes, row_bytes, x_bytes = plan.steps, plan.stages, plan.stage_bytes, plan.row_bytes, plan.x_bytes
+    steps, stages, stage_bytes, row_bytes = plan.steps, plan.stages, plan.stage_bytes, plan.row_bytes
     mma, parts, of_a, of_b = plan.gemm.mma, plan.bk // plan.gemm.mma.k // plan.slices, plan.wm // 4, plan.wn // 4
-    (take, advance), flip = pipeline.consumer(stages), swizzle(plan.chunks)
+    (take, advance), operands_of = pipeline.consumer(stages), first_operands(plan)
     load, multiply = mma.load(plan.wm, plan.wn, row_bytes), mma.multiply(plan.wm, plan.wn, row_bytes)
 
     def multiply_tile(acc: Any, shared: Any, barriers: Any, warp: Any, stage: Any, parity: Any) -> Any:
-        x_row = u32(warp.lane % 16)
-        w_row = u32(warp.lane % 8 + warp.lane // 16 * 8)
-        x_chunk = u32((warp.part * 2 + warp.lane // 16) ^ flip(x_row))
-        w_chunk = u32((warp.part * 2 + warp.lane // 8 % 2) ^ flip(w_row))
-        x_first = u32(shared + (warp.m + x_row) * row_bytes + x_chunk * 16)
-        w_first = u32(shared + x_bytes + (warp.n + w_row) * row_bytes + w_chunk * 16)
+        x_first, w_first = operands_of(shared, warp.lane, warp.m, warp.n, warp.part)
         a = cuda.local.array(of_a, u32)
         b = cuda.local.array(of_b, u32)
         next_b = cuda.local.array(of_b, u32)

@@ -176,8 +176,7 @@ def build_kernel(
     tile_h, tile_w, sums_count = patch.tile_h, patch.tile_w, patch.sums
     row_targets, column_targets = patch.rows.targets, patch.columns.targets
     row_up, row_down, column_up, column_down = patch.rows.up, patch.rows.down, patch.columns.up, patch.columns.down
-    rows_of_taps, columns_of_taps = rounds.rows, rounds.columns
-    next_row, next_column = rounds.steps
+    (rows_of_taps, columns_of_taps), (next_row, next_column) = (rounds.rows, rounds.columns), rounds.steps
     pitch = rounds.pitch(block_channels)
     round_bytes = patch.tap_h * patch.tap_w * pitch
     place, thread_place, lies_inside = blocks.place(), blocks.thread_place(), _inside(patch)
