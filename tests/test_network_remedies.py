@@ -111,7 +111,7 @@ def test_a_loop_that_only_its_condition_ends_is_observed_for_some_turns(saved: A
 
 
 def shrinking(body: str) -> str:
-    """x is multiplied by `factor` until it is no longer above `least`."""
+    """Multiplies x by `factor` as long as it is above `least`."""
     head = "b (int64 turn, bool on, float[1] now) => (bool goes, float[1] next)"
     nodes = f"{body} \n largest = ReduceMax <keepdims=0> (next) \n goes = Greater (largest, least)"
     return f"g (float[1] x) => (float[1] y) {{ [loop] y = Loop (, true, x) <body = {head} {{ {nodes} }}> }}"

@@ -299,6 +299,11 @@ def test_the_bound_of_a_part_is_its_convolutions_in_both_formats() -> None:
         assert len(ours.found) == 3 and all(each[1] == is_contiguous for each in ours.found)
 
 
+def test_images_without_a_batch_have_no_bound() -> None:
+    graph, weights = exported(nn.Conv2d(8, 4, 1).eval(), torch.ones(8, 6, 6))
+    assert convolutions_alone(whole(graph, weights).module, torch.device("cpu")) == []
+
+
 @pytest.mark.parametrize(
     ("patch", "torch_us", "asked"),
     [({}, 3.0, False), ({}, 0.5, True), ({"max_autotune": True}, 3.0, True)],

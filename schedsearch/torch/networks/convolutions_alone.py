@@ -21,7 +21,7 @@ _FORMATS = torch.preserve_format, torch.channels_last
 
 def convolutions_alone(module: fx.GraphModule, device: torch.device) -> list[Callable[[], None]]:
     """The convolutions of a graph of torch.export with its tensors as they are, and with tensors in channels_last: two runs,
-    of which the faster is the bound. Empty if there are none, or if Inductor is set to write convolutions itself.
+    of which the faster is the bound. Empty if there are none, if one has no batch, or if Inductor is set to write them.
 
     They compute on zeros, without biases, which Inductor adds elsewhere; tensors of one form share their memory."""
     from torch._inductor import config
@@ -30,7 +30,7 @@ def convolutions_alone(module: fx.GraphModule, device: torch.device) -> list[Cal
     operands = [[value_of(each) for each in node.args[:2]] for node in nodes]
     if config.max_autotune or config.max_autotune_gemm or config.conv_1x1_as_mm:
         return []
-    if not nodes or any(each is None for pair in operands for each in pair):
+    if not nodes or any(each is None or each.dim() != 4 for pair in operands for each in pair):  # images without a batch
         return []
     return [_run(nodes, operands, device, form) for form in _FORMATS]
 
