@@ -304,6 +304,17 @@ def test_images_without_a_batch_have_no_bound() -> None:
     assert convolutions_alone(whole(graph, weights).module, torch.device("cpu")) == []
 
 
+def test_a_device_without_memory_for_the_convolutions_gives_no_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    graph, weights = exported(nn.Conv2d(8, 4, 1).eval(), image())
+    module = whole(graph, weights).module
+    assert len(convolutions_alone(module, torch.device("cpu"))) == 2
+    monkeypatch.setattr(torch, "empty_strided", full)
+    assert convolutions_alone(module, torch.device("cpu")) == []
+
+
 @pytest.mark.parametrize(
     ("patch", "torch_us", "asked"),
     [({}, 3.0, False), ({}, 0.5, True), ({"max_autotune": True}, 3.0, True)],

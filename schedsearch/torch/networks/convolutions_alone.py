@@ -21,7 +21,8 @@ _FORMATS = torch.preserve_format, torch.channels_last
 
 def convolutions_alone(module: fx.GraphModule, device: torch.device) -> list[Callable[[], None]]:
     """The convolutions of a graph of torch.export with its tensors as they are, and with tensors in channels_last: two runs,
-    of which the faster is the bound. Empty if there are none, if one has no batch, or if Inductor is set to write them.
+    of which the faster is the bound. Empty if there are none, if one has no batch, if Inductor is set to write them, or if
+    the device has no memory for their tensors.
 
     They compute on zeros, without biases, which Inductor adds elsewhere; tensors of one form share their memory."""
     from torch._inductor import config
@@ -32,7 +33,10 @@ def convolutions_alone(module: fx.GraphModule, device: torch.device) -> list[Cal
         return []
     if not nodes or any(each is None or each.dim() != 4 for pair in operands for each in pair):  # images without a batch
         return []
-    return [_run(nodes, operands, device, form) for form in _FORMATS]
+    try:
+        return [_run(nodes, operands, device, form) for form in _FORMATS]
+    except torch.OutOfMemoryError:
+        return []
 
 
 def _run(
