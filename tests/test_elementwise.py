@@ -232,6 +232,24 @@ def test_numbers_for_verification_are_ones_for_which_the_expression_is_defined(d
     assert verdict(device, CPU, workload) is None
 
 
+@pytest.mark.parametrize("zero_point", [0, 128, 254])
+def test_a_root_of_dequantised_numbers_is_verified_where_it_is_defined(device: CpuDevice, zero_point: int) -> None:
+    """The deviation of a layer norm that ONNX Runtime quantised is such a root."""
+    expression = f"sqrt(dequantise(a, 0.5, {zero_point}))"
+    workload = elementwise(y=(40,), expression=expression, inputs=[("a", "uint8")], dtype="float32")
+    assert (draw(check_domains(workload)["a"], 1000, np.random.default_rng(7)) >= zero_point).all()
+    assert verdict(device, CPU, workload) is None
+
+
+def test_dequantised_numbers_for_verification_have_both_signs(device: CpuDevice) -> None:
+    shape: dict[str, Any] = dict(y=(500,), inputs=[("a", "uint8")], dtype="float32", out_dtype="uint8")
+    right, wrong = (
+        elementwise(**shape, expression=f"quantise({each}(dequantise(a, 0.5, 128)), 0.5, 0)") for each in ("abs", "-1 * ")
+    )
+    assert verdict(device, CPU, right, right) is None
+    assert verdict(device, CPU, right, wrong) is not None
+
+
 def test_an_expression_that_is_defined_nowhere_is_refused(device: CpuDevice) -> None:
     with pytest.raises(OperatorError, match="cannot be verified: y is NaN"):
         verdict(device, CPU, elementwise(y=(40,), expression="sqrt(-abs(a) - 1)", dtype="float32"))

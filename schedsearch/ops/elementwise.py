@@ -307,7 +307,7 @@ def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str
     best: tuple[int, Mapping[str, Domain]] = (-1, {})
     for chosen in itertools.chain(alike, mixed):
         domains = {
-            name: _domain(number, dtype, name in expression.zero_points, *kind)
+            name: _domain(number, dtype, name in expression.zero_points, expression.middles.get(name, 0), *kind)
             for number, ((name, dtype, *_), kind) in enumerate(zip(inputs, chosen))
         }
         draws = np.random.default_rng(0)
@@ -322,8 +322,9 @@ def _domains(text: str, inputs: tuple[Read, ...], out_dtype: str) -> Mapping[str
     return best[1]
 
 
-def _domain(number: int, dtype: str, is_zero_point: bool, whole: int, sign: int, scale: float) -> Domain:
-    """Numbers of an input: of both signs (`sign` -1), positive (0) or at least 1 (1), by `scale`; integers up to `whole`."""
+def _domain(number: int, dtype: str, is_zero_point: bool, middle: int, whole: int, sign: int, scale: float) -> Domain:
+    """Numbers of an input: of both signs (`sign` -1), positive (0) or at least 1 (1), by `scale`; integers up to `whole`
+    from the `middle`, which stands for 0."""
     row = dtype_of(dtype)
     if row.is_float and is_zero_point:  # every 8-bit format has these
         return Domain(range(16))
@@ -331,4 +332,8 @@ def _domain(number: int, dtype: str, is_zero_point: bool, whole: int, sign: int,
         parts = range(-16 if sign < 0 else 0, 16)
         offset = 1.0 if sign > 0 else 0.0
         return Domain(tuple(scale * ((16 * k + 8 + number % 8) / 64 + offset * (k >= 0)) for k in parts))
-    return Domain(range(max(int(row.lowest), -whole if sign < 0 else 1), min(whole, int(row.largest)) + 1))
+    lowest, largest = int(row.lowest), int(row.largest)
+    middle = min(max(middle, lowest), largest)
+    if middle == largest:  # nothing is positive
+        sign = -1
+    return Domain(range(max(lowest, middle - whole if sign < 0 else middle + 1), min(middle + whole, largest) + 1))

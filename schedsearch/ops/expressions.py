@@ -85,6 +85,12 @@ class Expression:
         nodes = [*(node for _, node in self.steps), self.result]
         return frozenset(name for node in nodes for name in _zero_points(node))
 
+    @property
+    def middles(self) -> Mapping[str, int]:
+        """Inputs that are dequantised with a constant zero point -> the zero point, which stands for 0."""
+        nodes = [*(node for _, node in self.steps), self.result]
+        return dict(found for node in nodes for found in _middles(node))
+
     def evaluate(self, inputs: Mapping[str, object]) -> Any:
         """The definition for floats, in NumPy and float64. `inputs` are arrays that broadcast together. See `Typed` for
         integers."""
@@ -141,6 +147,17 @@ def _zero_points(node: Node) -> Iterator[str]:
         yield from _names(node.arguments[2])
     for each in node.arguments:
         yield from _zero_points(each)
+
+
+def _middles(node: Node) -> Iterator[tuple[str, int]]:
+    if not isinstance(node, Call):
+        return
+    if node.function == "dequantise":
+        x, _, zero_point = node.arguments
+        if isinstance(x, Name) and isinstance(zero_point, Number):
+            yield x.name, int(zero_point.value)
+    for each in node.arguments:
+        yield from _middles(each)
 
 
 # ---- text
