@@ -95,6 +95,30 @@ def test_zero_points_that_differ_between_columns_lead_to_a_product_of_floats(op:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("groups", [1, 6])
+@pytest.mark.parametrize("computed_scale", [False, True])
+def test_a_convolution_of_filters_with_zero_points_of_their_own(groups: int, computed_scale: bool) -> None:
+    """As `quantize_static` of ONNX Runtime writes it with per_channel and weights that are not symmetric."""
+    x, weight = integers(1, np.uint8, 2, 6, 8, 9), integers(2, np.uint8, 12, 6 // groups, 3, 3)
+    zeros, scales = integers(3, np.uint8, 12), np.linspace(0.01, 0.02, 12).astype(np.float32)
+    bias, read = integers(4, np.int8, 12).astype(np.int32) * 50, {"pads": [1, 0, 2, 1], "strides": [2, 1], "group": groups}
+    step = np.array(3.7 / groups, np.float32)
+    weights = {**LINEAR, "ys": step, "w": weight, "ws": scales, "wz": zeros, "b": bias}
+    inputs = {"a": x} | ({"as": weights.pop("as")} if computed_scale else {})
+    nodes = [node("QLinearConv", "a as az w ws wz ys yz b", **read)]
+    found, _ = computed(nodes, inputs, weights)
+    torch = pytest.importorskip("torch")
+    sums = torch.nn.functional.conv2d(
+        torch.nn.functional.pad(torch.tensor(x.astype(np.float64) - 7), (0, 1, 1, 2)),
+        torch.tensor(weight.astype(np.float64) - zeros.reshape(-1, 1, 1, 1)), torch.tensor(bias.astype(np.float64)),
+        stride=(2, 1), groups=groups,
+    ).numpy()  # fmt: skip
+    wanted = np.clip(np.rint(sums * scales.reshape(-1, 1, 1).astype(np.float64) * 0.03 / step) + 5, 0, 255)
+    assert wanted.std() > 20
+    steps = np.abs(found.astype(int) - wanted)
+    assert steps.max() <= 1 and np.mean(steps > 0) < 0.01
+
+
 ZEROS: list[tuple[Any, Any]] = [
     (None, None), (np.uint8(9), None), (np.uint8(9), np.int8(-4)), (integers(5, np.uint8, 3), None),
     (None, integers(6, np.int8, 7)), (integers(5, np.uint8, 3), integers(6, np.int8, 7)),

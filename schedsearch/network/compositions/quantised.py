@@ -288,6 +288,42 @@ def _by_element(c: Composition, numbers: ir.Value | None, of: ir.Value) -> ir.Va
 
 
 # --- Products between conversions ---------------------------------------------------------------------------------------
+def _qlinear_conv(c: Composition) -> str | None:
+    """What it is defined as, in floating point, if filters, a scale or a zero point are computed or zero points of filters
+    differ."""
+    numbers = [constant_of(c.needed(place)) for place in (1, 2, 4, 5, 6, 7)]
+    alike = [number_of(array) is not None for array in numbers]
+    x, filters, y = c.needed(0), c.needed(3), c.node.outputs[0]
+    if all(alike[:2]) and numbers[2] is not None and all(alike[3:]) and folded(filters) is not None:
+        return None
+    if any(math.prod(shape_of(c.needed(place))) > 1 for place in (1, 2, 6, 7)):
+        return "has several scales or zero points of its input or output; allowed: one"
+    x_scale, y_scale = (c.reshape(c.needed(place), []) for place in (1, 6))
+    w_scale, w_zero = (_for_filters(c, c.needed(place)) for place in (4, 5))
+    kind = x_scale.dtype
+    assert kind is not None
+    factors = [
+        c.add("DequantizeLinear", [x, x_scale, c.reshape(c.needed(2), [])], shape_of(x), kind),
+        c.add("DequantizeLinear", [filters, w_scale, w_zero], shape_of(filters), kind, axis=0),
+    ]
+    attributes = {name: each.value for name, each in c.node.attributes.items()}
+    found = c.add("Conv", factors, shape_of(y), kind, **attributes)
+    if (bias := c.input(8)) is not None:
+        addend = c.add("Mul", [c.cast(bias, kind), c.add("Mul", [w_scale, x_scale])])
+        found = c.add("Add", [found, c.reshape(addend, [*shape_of(bias), *[1] * (len(shape_of(y)) - 2)])])
+    c.finish(c.add("QuantizeLinear", [found, y_scale, c.reshape(c.needed(7), [])], shape_of(y), y.dtype))
+    return None
+
+
+def _for_filters(c: Composition, numbers: ir.Value) -> ir.Value:
+    """One for each filter, of which there may be one for all."""
+    count = shape_of(c.needed(3))[0]
+    if shape_of(numbers) == [count]:
+        return numbers
+    zeros = c.constant(np.zeros(count, np.int64))
+    return c.add("Gather", [c.reshape(numbers, [1]), zeros], [count])
+
+
 def _qlinear_matmul(c: Composition) -> str | None:
     """What it is defined as, in floating point, if a scale or zero point is computed or one of several."""
     numbers = [constant_of(c.input(place)) for place in (1, 2, 4, 5, 6, 7)]
@@ -328,5 +364,6 @@ REWRITTEN: Mapping[str, Rewrite] = {
     "DynamicQuantizeLinear": rewrite(_dynamic),
     "DequantizeLinear": rewrite(_dequantise),
     "QLinearMatMul": rewrite(_qlinear_matmul),
+    "QLinearConv": rewrite(_qlinear_conv),
 }
 QUANTISED_BY_MANY: Rewrite = rewrite(_quantise)
