@@ -44,6 +44,7 @@ FURTHER = {
     "conv2d_reordered": schedsearch.conv2d(
         n=8, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3, layout="NCHW", output_layout="NHWC"
     ),
+    "depthwise_conv2d_mma": schedsearch.depthwise_conv2d(n=32, h=28, w=28, c=192, r=7, s=7, padding=3),
     "depthwise_conv1d_rows_cuda": SEQUENCES,
     "depthwise_conv1d_lines_cuda": SEQUENCES.replace(layout="NCT"),
     "depthwise_conv1d_any_cuda": SEQUENCES.replace(direction="backward"),

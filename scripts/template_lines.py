@@ -36,6 +36,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
 } | {
     "depthwise_conv2d_planes_cuda": "depthwise_conv2d.cuda_planes",
     "depthwise_conv2d_cuda": "depthwise_conv2d.cuda",
+    "depthwise_conv2d_mma": "depthwise_conv2d.cuda_mma",
     "depthwise_conv2d_dw_planes_cuda": "depthwise_conv2d.cuda_dw_planes",
     "depthwise_conv2d_dw_cuda": "depthwise_conv2d.cuda_dw",
     "data_movement_cuda": "data_movement.cuda",

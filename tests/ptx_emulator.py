@@ -3,15 +3,15 @@
 `PtxEmulator.device_op` takes the place of `schedsearch.backend.ops.device_op` in a module that generates text. It translates
 the text to a Python function once, and the emulated threads call it. The instructions are those of kernels on CUDA cores:
 moves, loads, stores, comparisons, float32 arithmetic, products of four bytes, conversions to and from integers and 16
-bits, exchanges in a warp, and forward branches. A vote is that of one thread, so it suits kernels that compute the same on
-both sides of the branch.
+bits, exchanges in a warp, matrix products of 16 bits, and forward branches. A vote is that of one thread, so it suits
+kernels that compute the same on both sides of the branch.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,8 @@ class PtxEmulator(Emulator):
             "from_shared": self._load_shared, "store": self._store, "store_shared": self._store_shared,
             "to_half": _to_half, "from_half": _from_half, "wide": _signed, "maximum": np.maximum, "minimum": np.minimum,
             "prmt": _permuted, "packed": _packed, "red": self._add, "dot": _dot, "butterfly": self._butterfly,
-            "field": _field, "rint": np.rint,
+            "field": _field, "rint": np.rint, "mma": self._multiply,
+            "matrices": self._load_matrices,
         }  # fmt: skip
         exec(compile(source, f"<{name}>", "exec"), scope)  # the text of our own generators
         return scope["operation"]  # type: ignore[no-any-return]
@@ -82,6 +83,32 @@ class PtxEmulator(Emulator):
 
     def _butterfly(self, value: Any, distance: int) -> Any:
         return self.block.exchange(value)[self.thread.number % 32 ^ distance]
+
+    def warp_barrier(self) -> None:
+        self.block.exchange(None)
+
+    def _load_matrices(self, address: int) -> tuple[int, ...]:
+        """ldmatrix.x4: lane (g, t) gets word t of row g of four matrices, whose rows are at the addresses of the lanes."""
+        rows, (g, t) = self.block.exchange(int(address)), divmod(self.thread.number % 32, 4)
+        return tuple(int(self._shared(rows[8 * number + g], 16).view(np.uint32)[t]) for number in range(4))
+
+    def _multiply(self, words: Sequence[Any], before: Sequence[Any], dtype: str) -> tuple[Any, ...]:
+        """mma.sync m16n8k16: four registers of A and two of B, and four sums. PTX ISA, "Matrix Fragments for
+        mma.m16n8k16": a register of lane (g, t) has k = 2t and 2t + 1 of row g of A, or of column g of B."""
+
+        def product(lanes: list[Sequence[Any]]) -> Any:
+            bits = np.array([[_integer(word) & 0xFFFFFFFF for word in lane] for lane in lanes], np.uint32)
+            values = from_bits(bits.view(np.uint16), dtype).reshape(8, 4, 6, 2)  # g, t, register, element
+            a, b = np.zeros((2, 8, 2, 4, 2)), np.zeros((2, 4, 2, 8))
+            for register in range(4):
+                a[register % 2, :, register // 2] = values[:, :, register]
+            for register in range(2):
+                b[register] = values[:, :, 4 + register].transpose(1, 2, 0)
+            return a.reshape(16, 16) @ b.reshape(16, 8)
+
+        found, (g, t) = self.block.exchange(tuple(words), product), divmod(self.thread.number % 32, 4)
+        places = ((g, 2 * t), (g, 2 * t + 1), (g + 8, 2 * t), (g + 8, 2 * t + 1))
+        return tuple(np.float32(float(_float(total)) + found[place]) for total, place in zip(before, places))
 
     def _add(self, address: int, value: Any) -> None:
         self.memory.at(address, 4).view(np.float32)[0] += _float(value)
@@ -153,9 +180,13 @@ def _to_half(value: Any, dtype: str) -> int:
     return int(encode(np.array([_float(value)], np.float32), dtype).view(np.uint16)[0])
 
 
+def from_bits(bits: Any, dtype: str) -> Any:
+    """Numbers of 16 bits, as they lie in an array of uint16."""
+    return decode(bits.view(np.float16) if dtype == "float16" else bits, dtype)
+
+
 def _from_half(bits: int, dtype: str) -> Any:
-    storage = np.array([bits], np.uint16)
-    return np.float32(decode(storage.view(np.float16) if dtype == "float16" else storage, dtype)[0])
+    return np.float32(from_bits(np.array([bits], np.uint16), dtype)[0])
 
 
 # ---- translation
@@ -230,6 +261,12 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
         return _access(kind, suffixes, operands)
     if kind == "mov":
         return _move(operands)
+    if kind == "ldmatrix":
+        return f"{', '.join(_names(operands[0]))} = matrices({_address(operands[1])})"
+    if kind == "mma":
+        to, a, b, before = (", ".join(_names(each)) for each in operands)
+        dtype = {"f16": "float16", "bf16": "bfloat16"}[suffixes[-2]]
+        return f"{to} = mma(({a}, {b}), ({before}), {dtype!r})"
     if kind == "setp":
         compare = _COMPARISONS[suffixes[0]]
         a, b = (f"F({n})" if last == "f32" else f"int({n}) % 2**32" if last == "u32" else f"wide({n})" for n in names[1:3])

@@ -38,6 +38,7 @@ BUILT_IN = {
     # Small planes of NCHW first: of several templates, the first one's default serves workloads without a record.
     "depthwise_conv2d_planes_cuda": "schedsearch.templates.depthwise_conv2d.cuda_planes:DepthwiseConv2dPlanesCuda",
     "depthwise_conv2d_cuda": "schedsearch.templates.depthwise_conv2d.cuda:DepthwiseConv2dCuda",
+    "depthwise_conv2d_mma": "schedsearch.templates.depthwise_conv2d.cuda_mma:DepthwiseConv2dMma",  # no card has run it
     "data_movement_cpu": "schedsearch.templates.data_movement.cpu:DataMovementCpu",
     "depthwise_conv2d_dw_planes_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw_planes:DepthwiseConv2dDwPlanesCuda",
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",

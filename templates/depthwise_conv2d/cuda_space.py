@@ -142,7 +142,7 @@ def size_problem(workload: Workload[DepthwiseConv2dParams], target: Target) -> s
         if size >= LARGEST_SIZE:
             return f"{name} is {size}; allowed: less than 2**30, coordinates have 32 bits"
     rows = shape.rows
-    tallest = max(n for n in HEIGHTS if _below_twice(rows.down * n, rows.down, rows.targets))
+    tallest = max(n for n in HEIGHTS if below_twice(rows.down * n, rows.down, rows.targets))
     most_rows = (tallest * rows.up + shape.tap_h * abs(rows.tap_step) + abs(rows.shift), tallest * rows.down)
     for name, count in zip(arrays_of(workload), most_rows):
         step = count * strides_of(workload, name)["H"].outer * shape.nbytes
@@ -199,18 +199,18 @@ def rules_of(shape: Shape, target: Target) -> list[Constraint]:
         Constraint(
             "a patch, and a block, is less than twice as large as the image",
             lambda k: (
-                _below_twice(k["tile_h"], unit_h, shape.rows.targets)
-                & _below_twice(k["tile_w"], unit_w, shape.columns.targets)
-                & _below_twice(k["columns"] * k["tile_w"], k["tile_w"], shape.columns.targets)
-                & _below_twice(k["rows"] * k["tile_h"], k["tile_h"], shape.rows.targets)
-                & _below_twice(k["channels"] * k["vector"], k["vector"], shape.channels)
+                below_twice(k["tile_h"], unit_h, shape.rows.targets)
+                & below_twice(k["tile_w"], unit_w, shape.columns.targets)
+                & below_twice(k["columns"] * k["tile_w"], k["tile_w"], shape.columns.targets)
+                & below_twice(k["rows"] * k["tile_h"], k["tile_h"], shape.rows.targets)
+                & below_twice(k["channels"] * k["vector"], k["vector"], shape.channels)
             ),
         ),
         Constraint(f"at most {MAX_GRID_X} blocks", lambda k: k["blocks"] <= MAX_GRID_X),
     ]  # fmt: skip
 
 
-def _below_twice(tile: Any, least: Any, size: int) -> Any:
+def below_twice(tile: Any, least: Any, size: int) -> Any:
     return (tile == least) | (tile < 2 * size)
 
 

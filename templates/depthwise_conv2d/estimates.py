@@ -145,6 +145,11 @@ def _bank_cycles(lanes: int, across: int, nbytes: int, across_bytes: int, down_b
         pixel, lane = divmod(thread, lanes)
         at = pixel % across * across_bytes + pixel // across * down_bytes + lane * nbytes
         words.update(range(at // 4, (at + nbytes - 1) // 4 + 1))
+    return bank_turns(words)
+
+
+def bank_turns(words: set[int]) -> int:
+    """Cycles of an access of a warp to these words of shared memory: words of the same bank take turns."""
     banks = [word % 32 for word in words]
     return max(map(banks.count, set(banks)))
 

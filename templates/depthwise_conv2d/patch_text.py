@@ -312,20 +312,26 @@ def targets_outside(text: Text, patch: Patch) -> Callable[[int, int], str]:
 # ---- the results of a patch
 
 
-def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: bool) -> Callable[..., None]:
+def finish(
+    patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: bool, staged_row: int = 0
+) -> Callable[..., None]:
     """Applies the epilogue to the sums of a patch, or adds the gradient before, and stores what is inside of the image.
 
     It takes (sums[patch.sums], target, before, row, column, k, offset, *operands): `target` and `before` are addresses of
     the plane, or of the image's first pixel, at the thread's channel, (row, column) the patch's first target, k its channel
     and offset (i64) the element offset of the plane or pixel in y. `before` is read if `accumulate`. If there are
     `held_operands`, these registers follow the sums.
+
+    With `staged_row`, the results of one channel go to shared memory instead: `target` (u32) is the address of the first
+    one, columns lie side by side and rows so many bytes apart. Those outside of the image are any numbers.
     """
     text = Text()
     size = dtype_of(out_dtype).nbytes
-    to = _address(text, "$target", "$row", "$column", patch.target, size)
+    to = "" if staged_row else _address(text, "$target", "$row", "$column", patch.target, size)
     old = _address(text, "$before", "$row", "$column", patch.target, size) if accumulate else ""
     ins: dict[str, str] = {
-        "target": "u64", "before": "u64", "row": "i32", "column": "i32", "k": "i32", "offset": "i64",
+        "target": "u32" if staged_row else "u64", "before": "u64", "row": "i32", "column": "i32", "k": "i32",
+        "offset": "i64",
     }  # fmt: skip
     words = held_operands(patch, epilogue)
     stages = epilogue.stages_of_patch(patch.vector, patch.target, words > 0) if epilogue else None
@@ -355,8 +361,11 @@ def finish(patch: Patch, epilogue: Epilogue | None, out_dtype: str, accumulate: 
                 loaded = text.load(f"{old}+{offset}", out_dtype, len(results), inside)
                 for result, addend in zip(results, text.widen(loaded, out_dtype, len(results))):
                     text.add(f"add.f32 {result}, {result}, {addend};")
-            for first in range(0, len(results), most):
+            for first in range(0, 0 if staged_row else len(results), most):
                 text.store(f"{to}+{offset + first * size}", results[first : first + most], out_dtype, inside)
+        if staged_row:
+            results = [value for column in range(patch.target_columns) for value in values[row, column]]
+            text.store(f"$target+{row * staged_row}", results, out_dtype, "", space="shared")
     body, inout = text.block(), {"sums": ("f32", patch.sums), **({"words": ("u32", words)} if words else {})}
     return device_op("finish", body, inout=inout, ins=ins, unused=ins)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from schedsearch.backend.ops import device_op
 from schedsearch.ops.dtypes import dtype as dtype_of
+from schedsearch.templates.parts.warp_tiles import mma_text
 
 MMA_PIXELS, MMA_COLUMNS, MMA_CHANNELS = 16, 8, 16
 ELEMENT_BYTES = 2
@@ -128,7 +129,6 @@ def multiply_row(tile: RowTile) -> Callable[..., Any]:
     Slot j gets the sums of slot j + 1, the last one starts at zero. Moving costs nothing: the first multiplication of each
     slot reads one register and writes another.
     """
-    kind = {"float16": "f16", "bfloat16": "bf16"}[tile.dtype]
     lines = ["{ .reg .f32 zero; mov.f32 zero, 0f00000000;"]
     for slot in range(tile.taps_h):
         tap_h = tile.taps_h - 1 - slot
@@ -143,10 +143,7 @@ def multiply_row(tile: RowTile) -> Callable[..., Any]:
                     if number == 0:
                         after = [f"$sums[{(slot + 1) * tile.slot_sums + first + q}]" for q in range(4)]
                         before = ["zero"] * 4 if slot == tile.taps_h - 1 else after
-                    lines.append(
-                        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 {{{', '.join(to)}}}, {{{', '.join(a)}}}, "
-                        f"{{$weights[{b}], $weights[{b + 1}]}}, {{{', '.join(before)}}};"
-                    )
+                    lines.append(mma_text(tile.dtype, to, a, [f"$weights[{b}]", f"$weights[{b + 1}]"], before))
     return device_op(
         "multiply_row",
         "\n".join([*lines, "}"]),

@@ -7,7 +7,7 @@ Source: PTX ISA, "Warp Level Matrix Instructions" (sm_80).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from schedsearch.backend.ops import device_op
@@ -24,7 +24,21 @@ _MMA = {  # dtype -> shape, type of the sums, type of the operands
 }
 
 
-_LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+def mma_text(
+    dtype: str, to: Sequence[str], a: Sequence[str], b: Sequence[str], before: Sequence[str], dtype_b: str = ""
+) -> str:
+    """One mma.sync: the four registers `to` = A x B + `before`, with four registers of A and two of B.
+
+    Args:
+        dtype: of A, and of B unless `dtype_b` names another; a key of the table above.
+    """
+    (shape, sums, kind), kind_b = _MMA[dtype], _MMA[dtype_b or dtype][2]
+    groups = ", ".join(f"{{{', '.join(each)}}}" for each in (to, a, b, before))
+    return f"mma.sync.aligned.{shape}.row.col.{sums}.{kind}.{kind_b}.{sums} {groups};"
+
+
+# Four matrices of 8 rows of 16 bytes: lane (g, t) gets word t of row g of each, and gives the address of a row
+LOAD_MATRICES = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
 @functools.cache
@@ -45,11 +59,11 @@ def _four(array: str, first: int) -> str:
 
 
 def _loads_of_b(array: str, wn: int, row_bytes: int) -> list[str]:
-    return [f"{_LOAD} {{{_four(array, 4 * j)}}}, [$w+{j * 16 * row_bytes}];" for j in range(wn // 16)]
+    return [f"{LOAD_MATRICES} {{{_four(array, 4 * j)}}}, [$w+{j * 16 * row_bytes}];" for j in range(wn // 16)]
 
 
 def _load_of_a(i: int, row_bytes: int) -> str:
-    return f"{_LOAD} {{{_four('a', 4 * i)}}}, [$x+{i * 16 * row_bytes}];"
+    return f"{LOAD_MATRICES} {{{_four('a', 4 * i)}}}, [$x+{i * 16 * row_bytes}];"
 
 
 @functools.cache
@@ -67,7 +81,7 @@ def multiply_and_load(
     With 3 `products`, each is split into its TF32 part and the TF32 part of the rest, and only the product of the rests is
     left out.
     """
-    (shape, sums, kind), kind_b = _MMA[dtype], _MMA[dtype_b or dtype][2]
+    _, sums, kind = _MMA[dtype]
     tiles_m, tiles_n, split, rounds = wm // 16, wn // 8, products == 3, kind == "tf32"
     b = [f"b{q}" if rounds else f"$b[{q}]" for q in range(2 * tiles_n)]
     of_a, of_b = [f"ar{q}" for q in range(4)], [f"br{q}" for q in range(2 * tiles_n)]  # rests of split products
@@ -82,11 +96,8 @@ def multiply_and_load(
         )
 
     def multiply(a: list[str], b: list[str], i: int, j: int) -> str:
-        c = ", ".join(f"$acc[{4 * (i * tiles_n + j) + q}]" for q in range(4))
-        return (
-            f"mma.sync.aligned.{shape}.row.col.{sums}.{kind}.{kind_b}.{sums} "
-            f"{{{c}}}, {{{', '.join(a)}}}, {{{b[2 * j]}, {b[2 * j + 1]}}}, {{{c}}};"
-        )
+        c = [f"$acc[{4 * (i * tiles_n + j) + q}]" for q in range(4)]
+        return mma_text(dtype, c, a, b[2 * j : 2 * j + 2], c, dtype_b)
 
     registers = f".reg .b32 a<4>, ar<4>, b<{2 * tiles_n}>, br<{2 * tiles_n}>; .reg .f32 whole, part;"
     lines = [f"{{ {registers}" if rounds else "{", *_loads_of_b("next_b", wn, row_bytes)]
