@@ -191,7 +191,7 @@ def rows(template_name: str, earlier: dict[str, Docs]) -> list[str]:
             doc_of = {prefix + name: f"{label}: {doc}" if label else doc for name, doc in docs.items()}
             shared = [name for name, doc in own.items() if name not in found and doc_of.get(name) == doc]
             part = [name for name in own if name.startswith(prefix)]
-            if len(shared) >= LEAST and (len(shared) >= len(docs) - 1 or len(shared) == len(part)):  # one may be rare
+            if len(shared) >= LEAST and (len(shared) >= len(docs) - 2 or len(shared) == len(part)):  # two may be rare
                 meaning = f"{label}: as in `{other}`" if label else f"as in `{other}`"
                 found |= dict.fromkeys(shared, f"| {', '.join(f'`{name}`' for name in shared)} | {meaning} |")
     return list(dict.fromkeys(found.get(name, f"| `{name}` | {doc} |") for name, doc in own.items()))

@@ -9,16 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conv2d_numpy import integers, numpy_conv2d
-from hopper_emulator import HopperEmulator
+from halo_emulation import MODULES, emulator_of
 
 import schedsearch.templates.conv2d.halo as module
-import schedsearch.templates.conv2d.halo_kernel as kernel_module
-import schedsearch.templates.conv2d.halo_store as store_module
-import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.target import PRESETS
-from schedsearch.templates.parts import epilogue_fragments, gather, pipeline, store, store_channels, walk, wgmma
+from schedsearch.templates.parts import epilogue_fragments
 from schedsearch.testing.emulator import Memory
 from schedsearch.workload import Workload
 
@@ -27,7 +24,7 @@ TEMPLATE = module.Conv2dHalo()
 SHAPE: dict[str, Any] = {"n": 2, "h": 7, "w": 9, "c": 24, "k": 64, "r": 3, "s": 3, "padding": 1}
 TOGETHER = {
     "tile_h": 3, "tile_w": 5, "channel_groups": 1, "row_groups": 1, "patches": 2, "weight_stages": 3, "schedule": "together",
-    "blocks_per_sm": 1,
+    "blocks_per_sm": 1, "split_k": 1,
 }  # fmt: skip
 IN_TURN = {**TOGETHER, "row_groups": 2, "schedule": "in_turn", "weight_stages": 0}
 
@@ -74,20 +71,8 @@ class Bias:
 def test_every_pixel_gets_its_channels(monkeypatch: pytest.MonkeyPatch, shape: Any, config: Any, late: bool) -> None:
     workload, memory = Workload.conv2d(**{**SHAPE, **shape}), Memory()
     assert TEMPLATE.validate(workload, H200) is None
-    emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(
-        monkeypatch,
-        kernel_module,
-        store_module,
-        halo_weights,
-        epilogue_fragments,
-        gather,
-        pipeline,
-        store,
-        store_channels,
-        walk,
-        wgmma,
-    )
+    emulator = emulator_of(memory, config, late)
+    emulator.stand_in(monkeypatch, *MODULES, epilogue_fragments)
     monkeypatch.setattr(module, "Epilogue", Bias)
     arrays = integers(workload, np.random.default_rng(0))
     y = np.full(workload.output.shape, np.nan, np.float16)

@@ -11,22 +11,20 @@ from typing import Any
 import integer_model
 import numpy as np
 import pytest
-from hopper_emulator import HopperEmulator
+from halo_emulation import MODULES, emulator_of
 from long_cases import each_one_way
 from test_conv2d_halo import IN_TURN, TOGETHER
 from test_conv2d_wgmma import LOCAL_LOAD, LOCAL_STORE, instructions
 
 import schedsearch.templates.conv2d.halo as module
-import schedsearch.templates.conv2d.halo_kernel as kernel_module
 import schedsearch.templates.conv2d.halo_store as store_module
-import schedsearch.templates.conv2d.halo_weights as halo_weights
 from schedsearch.backend import compile_source
 from schedsearch.config import Config
 from schedsearch.constructors.convolutions import conv2d
 from schedsearch.target import PRESETS
 from schedsearch.templates.conv2d.halo import Conv2dHalo
 from schedsearch.templates.conv2d.halo_sizes import evaluate
-from schedsearch.templates.parts import addressing, gather, pipeline, store, store_channels, walk, wgmma, zero_points
+from schedsearch.templates.parts import addressing, zero_points
 from schedsearch.templates.parts.epilogue_fragments import TileRows
 from schedsearch.templates.parts.stages import epilogue_operands
 from schedsearch.testing.emulator import Memory
@@ -137,6 +135,12 @@ EMULATED: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "zero point, a kernel larger than the image, groups": (
         {**SMALL, "h": 3, "w": 3, "r": 5, "s": 4, "dilation": (1, 2), "padding": (4, 5, 3, 2), "c": 64, "k": 64,
          "groups": 2, "zero_points": ["x"]}, {**TOGETHER, "tile_h": 4, "tile_w": 4, "merged": 1}, 1),
+    "zero point, a tile that two blocks share, rows of warpgroups": (
+        {**SMALL, "n": 1, "h": 7, "c": 144, "dtype": "uint8", "zero_points": ["x"], "weight_dtype": "int8",
+         "epilogue": ["bias", "residual", {"requantise": {"to": "uint8"}}]},
+        {**TOGETHER, "tile_h": 3, "tile_w": 9, "row_groups": 2, "split_k": 2}, 9),
+    "sums, a tile that three blocks share": (
+        {**SMALL, "n": 1, "c": 272}, {**TOGETHER, "tile_h": 4, "patches": 1, "split_k": 3}, 9),
     "sums, groups of 48 channels as they are": (
         {**SMALL, "n": 1, "c": 96, "k": 96, "groups": 2, "r": 1, "padding": (0, 1, 0, 1)}, TOGETHER, 2),
 }  # fmt: skip
@@ -150,21 +154,8 @@ def test_sums_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, name: str, late:
     params, config, sms = EMULATED[name]
     w, memory = conv2d(**params), Memory()
     assert TEMPLATE.validate(w, H200) is None
-    emulator = HopperEmulator(memory, lambda value, *_: value, late)
-    emulator.stand_in(
-        monkeypatch,
-        kernel_module,
-        store_module,
-        halo_weights,
-        addressing,
-        gather,
-        pipeline,
-        store,
-        store_channels,
-        walk,
-        wgmma,
-        zero_points,
-    )
+    emulator = emulator_of(memory, config, late)
+    emulator.stand_in(monkeypatch, *MODULES, addressing, zero_points)
     arrays = integer_model.arguments(w)
     outputs = w.k // w.groups * config.get("merged", 1)
     monkeypatch.setattr(module, "Epilogue", functools.partial(Stages, arrays, outputs))

@@ -7,6 +7,7 @@ explains how it computes. `halo_sizes.py` has the sizes that the knobs give. doc
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from schedsearch.launch import Grid, Param, Pointer
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.ops.epilogues import pixel_shuffle
-from schedsearch.space import ConfigSpace, Constraint, Knob
+from schedsearch.space import Columns, ConfigSpace, Constraint, Knob
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, KernelStep, Template
 from schedsearch.templates.conv2d.geometry import channel_order
@@ -24,6 +25,7 @@ from schedsearch.templates.conv2d.halo_kernel import SHAPED_BY, build_kernel
 from schedsearch.templates.conv2d.halo_sizes import (
     MAX_BOX,
     MAX_ELEMENT_STRIDE,
+    MAX_GROUPS,
     MAX_MERGED_TAPS,
     MAX_POSITIONS,
     WGMMA_CHANNELS,
@@ -35,12 +37,15 @@ from schedsearch.templates.conv2d.halo_sizes import (
     mergeable,
     overhead_registers,
     shuffle_problem,
+    split_ks,
     stages_y,
     store_segment,
     units,
     usable_tiles,
     weight_piece,
 )
+from schedsearch.templates.conv2d.halo_split import SHAPED_BY as SPLIT_SHAPED_BY
+from schedsearch.templates.conv2d.halo_split import build_split_kernel
 from schedsearch.templates.conv2d.maps import L2_PROMOTION_BYTES, filter_map, ordered_filter_map, pixel_map, shuffled_map
 from schedsearch.templates.parts import hopper
 from schedsearch.templates.parts.choosing import least_predicted
@@ -53,7 +58,6 @@ from schedsearch.workload import Workload
 
 MAX_PIXELS = 2**31 - 1
 
-MAX_GROUPS = 4
 PATCHES = (1, 2, 3, 4, 6)
 WEIGHT_STAGES = (0, 2, 3, 4, 6, 8, 12)
 BLOCKS_PER_SM = (1, 2, 3)
@@ -66,6 +70,7 @@ class Conv2dHalo(Template[Conv2dParams]):
     version = 5
     op = "conv2d"
     kind = "cuda"
+    added: ClassVar = {"split_k": 1}
 
     def validate(self, workload: Workload[Conv2dParams], target: Target) -> str | None:
         w = workload.params
@@ -110,6 +115,11 @@ class Conv2dHalo(Template[Conv2dParams]):
         least_positions = min(64, max(tiles.values()))
         unit = Wgmma(w.params.dtype).column_unit
         channel_groups = math.ceil(outputs / WGMMA_CHANNELS)
+
+        def tiles_of(q: Columns) -> Any:
+            """Tiles that a block computes one after the other."""
+            return np.where(q["split_k"] == 1, q["waves"], 1)
+
         knobs = (
             Knob("tile_h", tuple(sorted({h for h, _ in tiles})), "rows of output pixels that a consumer warpgroup computes"),
             Knob("tile_w", tuple(sorted({w for _, w in tiles})), "output pixels of such a row"),
@@ -125,6 +135,8 @@ class Conv2dHalo(Template[Conv2dParams]):
             Knob("blocks_per_sm", BLOCKS_PER_SM, "blocks that share a multiprocessor: one stores while another multiplies"),
             *(Knob("merged", merges, "neighbouring groups that are merged into one, with zero weights between them"),)
             * (len(merges) > 1),
+            Knob("split_k", split_ks(workload, target),
+                 "blocks of a cluster that share a tile, each with a part of the input channels"),
         )  # fmt: skip
         constraints = (
             Constraint(
@@ -144,6 +156,17 @@ class Conv2dHalo(Template[Conv2dParams]):
                     | ((q["row_groups"] > 1) & (q["channel_groups"] == 1) & (q["weight_stages"] == 0))
                 ),
             ),
+            Constraint(
+                "split_k is 1, or warpgroups work together, weights are loaded ahead, and half as many blocks would leave "
+                "multiprocessors idle",
+                lambda q: (q["split_k"] == 1) | ((q["schedule"] == "together") & (q["weight_stages"] > 0)
+                    & (q["tiles"] * q["split_k"] < 2 * target.sms * q["blocks_per_sm"])),
+            ),
+            Constraint(
+                "accumulators and the sums of a split tile fit a thread's share of the register file",
+                lambda q: (q["split_k"] == 1)
+                    | ((q["positions"] + q["own_positions"]) // 2 + overhead_registers(w) <= q["registers"]),
+            ),
             Constraint("merged weights stay", lambda q: (q["merged"] == 1) | (q["weight_stages"] == 0)),
             *hopper.block_constraints(target, "positions", overhead_registers(w)),
             Constraint(
@@ -154,21 +177,26 @@ class Conv2dHalo(Template[Conv2dParams]):
                        lambda q: WGMMA_CHANNELS * (q["channel_groups"] - 1) < q["merged"] * outputs),
             Constraint("a tile for each warpgroup in turn, and a patch", lambda q: (q["turns"] <= q["waves"])
                        & (q["turns"] <= q["patches"])),
-            Constraint("at most as many patches as a block loads", lambda q: q["patches"] <= geometry.chunks * q["waves"]),
+            Constraint("at most as many patches as a block loads", lambda q: q["patches"] <= q["own_chunks"] * tiles_of(q)),
             Constraint(
                 "at most as many stages of weights as a block loads; 2 are always allowed",
-                lambda q: q["weight_stages"] <= np.maximum(2, geometry.taps * geometry.chunks * q["waves"]),
+                lambda q: q["weight_stages"] <= np.maximum(2, geometry.taps * q["own_chunks"] * tiles_of(q)),
             ),
             Constraint(
                 "another block per multiprocessor only if there are tiles for it",
-                lambda q: (q["blocks_per_sm"] == 1) | (q["tiles"] > target.sms * (q["blocks_per_sm"] - 1)),
+                lambda q: (q["blocks_per_sm"] == 1)
+                | (q["tiles"] * q["split_k"] > target.sms * (q["blocks_per_sm"] - 1)),
             ),
         )  # fmt: skip
         return ConfigSpace(knobs, constraints, derived_quantities(workload, target))
 
     def default(self, workload: Workload[Conv2dParams], target: Target, space: ConfigSpace) -> Config:
-        """The configuration with the least predicted time; among equals, the fewest threads and the most patches."""
-        return least_predicted(space, lambda q: (q["threads"], -q["patches"], -q["weight_stages"]))
+        """The configuration with the least predicted time; among equals, the fewest threads and the most patches.
+
+        No block shares its tile: the prediction of that has not been compared with times.
+        """
+        alone = space.restrict({"split_k": [1]})
+        return least_predicted(alone, lambda q: (q["threads"], -q["patches"], -q["weight_stages"]))
 
     def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         plan = evaluate(workload, target, config)
@@ -201,14 +229,17 @@ class Conv2dHalo(Template[Conv2dParams]):
         grid = Grid(plan.tiles, plan.blocks_per_sm)
         if plan.column_blocks and plan.column_tiles > 1:  # the same number for each column, on any card
             grid = Grid(plan.column_tiles * plan.column_blocks)
+        if plan.split_k > 1:
+            grid = Grid(plan.tiles * plan.split_k)
         step = KernelStep(
-            build_kernel(workload, plan, epilogue, zero),
+            (build_split_kernel if plan.split_k > 1 else build_kernel)(workload, plan, epilogue, zero),
             (image, weights, output, *epilogue_params),
             grid,
             plan.threads,
             plan.shared_bytes,
+            cluster=plan.split_k,
             min_blocks_per_sm=plan.blocks_per_sm,
-            shaped_by=SHAPED_BY,
+            shaped_by=SPLIT_SHAPED_BY if plan.split_k > 1 else SHAPED_BY,
             ahead=("weight", *channel_operands(workload)),
         )
         if zero is None:

@@ -33,6 +33,8 @@ WGMMA_CHANNELS = hopper.WGMMA_M  # output channels of a wgmma
 MAX_POSITIONS = 256  # of a wgmma, its N
 MAX_BOX = 256  # of TMA, along each axis
 MAX_ELEMENT_STRIDE = 8  # of TMA
+MAX_GROUPS = 4  # consumer warpgroups of a block
+MAX_CLUSTER = 8  # blocks, on any card
 MAX_MERGED_TAPS = 25  # most taps of a kernel whose merged weights stay in shared memory: 8 KiB per tap
 
 # Registers of a consumer thread besides its accumulators: addresses, descriptors, temporaries. An epilogue needs more, and
@@ -172,6 +174,21 @@ def weight_piece(workload: Workload[Conv2dParams]) -> int:
     return math.gcd(workload.params.c // workload.params.groups, units(workload)[0])
 
 
+def split_ks(workload: Workload[Conv2dParams], target: Target) -> tuple[int, ...]:
+    """How many blocks may share a tile, each with an equal part of the chunks of input channels; (1,) if none need."""
+    w = workload.params
+    if w.groups != 1 or pixel_shuffle(w.epilogue, w.k):
+        return (1,)
+    geometry = Geometry.of(workload, 1)
+    warpgroups = w.n * geometry.out_h * geometry.out_w * w.k / (MAX_POSITIONS * WGMMA_CHANNELS)
+    fewest_tiles = math.ceil(warpgroups / MAX_GROUPS)
+    return tuple(
+        split_k
+        for split_k in range(1, MAX_CLUSTER + 1)
+        if geometry.chunks % split_k == 0 and (split_k == 1 or fewest_tiles * split_k < 2 * target.sms)
+    )
+
+
 def even_splits(size: int, most: int) -> list[int]:
     """The part sizes worth trying, up to `most`: the smallest for each number of parts."""
     return sorted({part for parts in range(1, size + 1) if (part := math.ceil(size / parts)) <= most})
@@ -185,7 +202,7 @@ def usable_tiles(workload: Workload[Conv2dParams], target: Target) -> dict[tuple
     sizes = derived_quantities(workload, target)
     least = {
         "channel_groups": 1, "row_groups": 1, "schedule": "together", "patches": 1, "merged": merged,
-        "weight_stages": 2 if merged == 1 else 0,
+        "weight_stages": 2 if merged == 1 else 0, "split_k": 1,
     }  # fmt: skip
     most_h, most_w = (MAX_BOX // stride for stride in geometry.stride)
     for tile_w in even_splits(geometry.out_w, most_w - geometry.halo_w):
@@ -204,14 +221,15 @@ def shared_layout(workload: Workload[Conv2dParams], q: Columns) -> SharedLayout:
     """Shared memory of a block: the patches, the stages of weights, y of each consumer warpgroup, the barriers.
 
     All operands are rows of 128 bytes, swizzled by address. A warpgroup in turn stages its y in the patch that it was
-    computed from. The last positions may reach past the end of a patch: their columns are never stored.
+    computed from. The last positions may reach past the end of a patch: their columns are never stored. At the end of a
+    split tile the other blocks' sums overwrite patches and weights.
     """
-    in_turn, warpgroups = q["turns"] > 1, q["warpgroups"]
+    in_turn, warpgroups, split = q["turns"] > 1, q["warpgroups"], q["split_k"] > 1
     staged = position_bytes(workload.params.out_dtype) if stages_y(workload) else 0
     return SharedLayout.of(
         patches=q["patches"] * q["patch_bytes"],
-        weights=q["stages"] * q["bn"] * ROW_BYTES,
-        y=np.where(in_turn, 0, warpgroups * q["positions"] * staged),
+        weights=np.maximum(q["stages"] * q["bn"] * ROW_BYTES, q["sums_bytes"] - q["patches"] * q["patch_bytes"]),
+        y=np.where(in_turn, 0, warpgroups * q["own_positions"] * staged),
         # Warpgroups in turn have `full` barriers of their own: sharing them, one would skip phases, and a wait by parity
         # could match a stale phase.
         patch_full=q["turns"] * q["patches"] * BARRIER_BYTES,
@@ -219,6 +237,7 @@ def shared_layout(workload: Workload[Conv2dParams], q: Columns) -> SharedLayout:
         weight_full=q["stages"] * BARRIER_BYTES,
         weight_empty=q["stages"] * BARRIER_BYTES,
         residual_full=warpgroups * BARRIER_BYTES if loads_residual(workload) else 0,
+        sums_full=split * BARRIER_BYTES,
     )
 
 
@@ -228,31 +247,33 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
     geometry = Geometry.of(workload, min(merges))  # the sizes that do not depend on the number of merged groups
     inputs, outputs = w.c // w.groups, w.k // w.groups
     out_bytes = dtype_of(w.out_dtype).nbytes
-    steps = geometry.taps * geometry.chunks
     card = machine(target)
     fit = card.halo
 
     # Rows of staged y start at multiples of 128 bytes, because TMA needs that.
     row_unit = max(1, ROW_BYTES // (store_segment(workload) * dtype_of(w.out_dtype).nbytes))
 
-    def rounded(positions: Any, unit: int = SWIZZLE_ROWS) -> Any:
+    def rounded(positions: Any, unit: Any = SWIZZLE_ROWS) -> Any:
         return -(-positions // unit) * unit
 
     def predicted_cycles(q: Columns) -> Any:
         """The busiest multiprocessor's time: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
-        busy = np.minimum(q["tiles"] / q["blocks_per_sm"], target.sms)
+        steps = geometry.taps * q["own_chunks"]
+        busy = np.minimum(q["tiles"] * q["split_k"] / q["blocks_per_sm"], target.sms)
         l2_rate = np.minimum(fit.l2_bytes_per_cycle[1], fit.l2_bytes_per_cycle[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
-        wgmmas = geometry.taps * -(-q["merged"] * inputs // Wgmma(w.dtype).k) * q["warpgroups"] / q["turns"]
+        k_steps = -(-q["merged"] * inputs // Wgmma(w.dtype).k) / q["split_k"]
+        wgmmas = geometry.taps * k_steps * q["warpgroups"] / q["turns"]
         weights = steps * q["bn"] * ROW_BYTES
-        loaded = geometry.chunks * q["patch_bytes"] + np.where(streamed, weights, 0)
-        stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes
+        loaded = q["own_chunks"] * q["patch_bytes"] + np.where(streamed, weights, 0)
+        stored = q["block_rows"] * q["tile_w"] * q["bn"] * out_bytes / q["split_k"]
         multiply = wgmmas * q["positions"] / 2
         shared = wgmmas * (WGMMA_CHANNELS + q["positions"]) * K_BYTES + loaded + 2 * stored
         tile = np.maximum(multiply, np.maximum(shared / card.shared_bytes_per_cycle, loaded / l2_rate))
-        results = q["warpgroups"] / q["turns"] * WGMMA_CHANNELS * q["positions"]
+        results = q["warpgroups"] / q["turns"] * WGMMA_CHANNELS * q["positions"] / q["split_k"]
         convert = 0 if out_bytes > 1 else results / card.requantised_per_cycle
-        store = stored / l2_rate + fit.tile_cycles + convert
+        sent = card.im2col.cluster_cycles + q["sums_bytes"] / card.im2col.cluster_bytes_per_cycle
+        store = stored / l2_rate + fit.tile_cycles + convert + np.where(q["split_k"] == 1, 0, sent)
         if residual_bytes(workload):
             # The same number of bytes again; both are in flight during the multiplications.
             store = store + stored / l2_rate + np.where(in_turn | (out_bytes == 4), fit.load_latency_cycles, 0)
@@ -262,7 +283,7 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
         writing = weights * q["merged"] * outputs / q["bn"] / card.shared_bytes_per_cycle
         first = np.where(streamed, 0, np.where(q["merged"] == 1, loading, writing))
         latency = np.where(streamed, steps * fit.load_latency_cycles / np.maximum(q["weight_stages"] - 1, 1), 0)
-        waiting = np.where(q["patches"] == q["turns"], geometry.chunks * fit.load_latency_cycles + loaded / l2_rate, 0)
+        waiting = np.where(q["patches"] == q["turns"], q["own_chunks"] * fit.load_latency_cycles + loaded / l2_rate, 0)
         alone = np.where(
             in_turn,
             np.maximum(tile, (tile + store + waiting) / q["turns"]),
@@ -281,7 +302,7 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
         resident = target.sms * q["blocks_per_sm"]
         apart = -(-q["pixel_tiles"] // np.maximum(1, q["column_blocks"]))
         apart = apart * -(-q["column_blocks"] * q["column_tiles"] // resident)
-        return np.where(q["column_blocks"] == 0, -(-q["tiles"] // resident), apart)
+        return np.where(q["column_blocks"] == 0, -(-q["tiles"] * q["split_k"] // resident), apart)
 
     return {
         **({} if len(merges) > 1 else {"merged": lambda q: merges[0]}),  # otherwise it is a knob
@@ -290,11 +311,16 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
         "turns": lambda q: np.where(q["schedule"] == "in_turn", q["row_groups"], 1),
         "block_rows": lambda q: q["tile_h"] * q["row_groups"] // q["turns"],
         "patch_h": lambda q: q["block_rows"] + geometry.halo_h,
-        "patch_w": lambda q: rounded(q["tile_w"] + geometry.halo_w, row_unit),
+        # Blocks that share a tile add up whole rows of it, which are then whole groups of 8 positions.
+        "patch_w": lambda q: rounded(q["tile_w"] + geometry.halo_w, np.where(q["split_k"] > 1, SWIZZLE_ROWS, row_unit)),
         "positions": lambda q: rounded((q["tile_h"] - 1) * q["patch_w"] + q["tile_w"], Wgmma(w.dtype).column_unit),
+        "own_chunks": lambda q: geometry.chunks // q["split_k"],
+        "own_rows": lambda q: -(-q["tile_h"] // q["split_k"]),
+        "own_positions": lambda q: np.where(q["split_k"] > 1, q["own_rows"] * q["patch_w"], q["positions"]),
+        "sums_bytes": lambda q: (q["split_k"] - 1) * q["own_positions"] * q["warpgroups"] * (WGMMA_CHANNELS * 4),
         "phase_bytes": lambda q: rounded(q["patch_h"] * q["patch_w"]) * ROW_BYTES,
         "patch_bytes": lambda q: geometry.phases * q["phase_bytes"],
-        "stages": lambda q: np.where(q["weight_stages"] == 0, steps, q["weight_stages"]),
+        "stages": lambda q: np.where(q["weight_stages"] == 0, geometry.taps * geometry.chunks, q["weight_stages"]),
         "shared_bytes": lambda q: shared_layout(workload, q).nbytes,
         "threads": lambda q: (q["warpgroups"] + 1) * WARPGROUP,
         "row_tiles": lambda q: -(-geometry.out_h // q["block_rows"]),
@@ -315,14 +341,18 @@ class Plan:
     """A configuration of conv2d_halo with its sizes.
 
     Attributes:
-        tile_h .. merged: the knobs; `merged` is a knob only if the workload has a choice. `channel_groups` warpgroups are
-            side by side, `row_groups` of them one below the other.
+        tile_h .. split_k: the knobs; `merged` is a knob only if the workload has a choice. `channel_groups` warpgroups are
+            side by side, `row_groups` of them one below the other. `split_k` blocks, a cluster, share a tile.
         bn: output channels of a tile.
         warpgroups: warpgroups that multiply.
         turns: tiles that a block computes at the same time; 1 if its warpgroups share one.
         block_rows: rows of output pixels of a tile, of all warpgroups that share it.
         patch_h, patch_w: rows and pixels of a patch, or of each of its phases.
         positions: positions of a wgmma, its N.
+        own_chunks: chunks that a block multiplies.
+        own_rows, own_positions: rows of a warpgroup's part of a tile that a block adds up and stores, and their positions;
+            all of them, unless the tile is split.
+        sums_bytes: what other blocks send of a split tile.
         phase_bytes, patch_bytes: bytes in shared memory, rounded up to the swizzle.
         stages: stages of weights; if weights stay, one for each tap and chunk.
         shared_bytes, threads: bytes of shared memory and threads of a block.
@@ -330,7 +360,7 @@ class Plan:
         group_tiles, column_tiles: tiles of the output channels of one convolution group, and of all.
         pixel_tiles, tiles: tiles of pixels, and of the whole output.
         column_blocks: blocks of each column of tiles if weights stay; otherwise 0.
-        waves: tiles of the busiest block.
+        waves: tiles of the busiest multiprocessor's share of blocks, one after the other.
         registers: most registers of a thread.
         predicted_cycles: the predicted time.
         shared: the layout of shared memory.
@@ -345,6 +375,7 @@ class Plan:
     weight_stages: int
     blocks_per_sm: int
     merged: int
+    split_k: int
     bn: int
     warpgroups: int
     turns: int
@@ -352,6 +383,10 @@ class Plan:
     patch_h: int
     patch_w: int
     positions: int
+    own_chunks: int
+    own_rows: int
+    own_positions: int
+    sums_bytes: int
     phase_bytes: int
     patch_bytes: int
     stages: int

@@ -78,7 +78,7 @@ def staged_bytes(workload: Workload[Conv2dParams], plan: Plan) -> int:
     """Bytes of shared memory in which a warpgroup stages its y; 0 if it does so in the patch, or not at all."""
     if not stages_y(workload) or stages_in_place(workload, plan):
         return 0
-    return int(plan.positions * store_channels.position_bytes(workload.params.out_dtype))
+    return int(plan.own_positions * store_channels.position_bytes(workload.params.out_dtype))
 
 
 def releases_late(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> bool:
@@ -97,10 +97,13 @@ def stages_in_place(workload: Workload[Conv2dParams], plan: Plan) -> bool:
 def store_tile_of(
     workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan, epilogue: Epilogue, zero: ZeroPoint | None
 ) -> Callable[..., Any]:
-    """Epilogue and store of a warpgroup's part of a tile; returns where it staged y, and the residual's parity."""
+    """Epilogue and store of a warpgroup's part of a tile, or of the rows of it that a block of a split tile adds up.
+
+    Returns where it staged y, and the residual's parity.
+    """
     p = workload.params
     out_h, out_w, out_channels, outputs = geometry.out_h, geometry.out_w, p.k, geometry.outputs
-    tile_w, patch_bytes, octets = plan.tile_w, plan.patch_bytes, plan.positions // 8
+    tile_w, patch_bytes, octets = plan.tile_w, plan.patch_bytes, plan.own_positions // 8
     staged, staged_residual, accumulator = stages_y(workload), loads_residual(workload), Wgmma(p.dtype).accumulator
     late_release, in_place = releases_late(workload, geometry, plan), stages_in_place(workload, plan)
     channel_step, second = store_channels.transposed_channels(p.out_dtype)

@@ -34,7 +34,8 @@ _PREFIX = "pack_"
 class Conv2dReordered(Template[Conv2dParams]):
     """conv2d for compute capability 9.0 that reads any layout and writes NHWC; dtypes of conv2d_stem and conv2d_halo.
 
-    A configuration is one of the template that runs in NHWC, plus the tiles that bring x there.
+    A configuration is one of the template that runs in NHWC, plus the tiles that bring x there. Knobs that this template's
+    earlier records lack keep the value that those mean: not all that it runs have them, so `added` cannot say it here.
     """
 
     name = "conv2d_reordered"
@@ -54,7 +55,9 @@ class Conv2dReordered(Template[Conv2dParams]):
 
     def space(self, workload: Workload[Conv2dParams], target: Target) -> ConfigSpace:
         found, plain = _inner(workload, target), _in_nhwc(workload)
-        spaces: dict[Choice, ConfigSpace] = {(name,): template.space(plain, target) for name, template in found.items()}
+        spaces: dict[Choice, ConfigSpace] = {
+            (name,): fixing(template.space(plain, target), template.added) for name, template in found.items()
+        }
         space = one_of([Knob("inner", tuple(found), "the template that computes in NHWC")], spaces)
         x = _repacks(workload, target)["x"]
         fixed = {name: value for name, value in x.default().items() if name not in _TUNED}
@@ -65,13 +68,14 @@ class Conv2dReordered(Template[Conv2dParams]):
         (name, template), *_ = _inner(workload, target).items()
         plain = _in_nhwc(workload)
         values: dict[str, Any] = {knob.name: knob.values[0] for knob in space.knobs}  # those that it does not use
-        values |= {"inner": name, **template.default(plain, target, template.space(plain, target))}
+        chosen = template.default(plain, target, template.space(plain, target))
+        values |= {"inner": name, **{knob: value for knob, value in chosen.items() if knob not in template.added}}
         own = _repacks(workload, target)["x"].default()
         return Config(values | {_PREFIX + knob: own[knob] for knob in _TUNED if knob in own})
 
     def kernel(self, workload: Workload[Conv2dParams], target: Target, config: Config) -> KernelSource:
         template, plain = _INNER[config["inner"]], _in_nhwc(workload)
-        own = Config({name: config[name] for name in template.space(plain, target).names})
+        own = Config({name: {**template.added, **config}[name] for name in template.space(plain, target).names})
         prepared = []
         for name, repack in _repacks(workload, target).items():
             to, tiles = f"{name}_nhwc", repack.default()

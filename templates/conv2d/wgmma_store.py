@@ -14,8 +14,8 @@ from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.dtypes import dtype as dtype_of
 from schedsearch.templates.conv2d.geometry import Im2col, stores_by_tma, stores_rows
 from schedsearch.templates.conv2d.wgmma_sizes import Plan, output_of
-from schedsearch.templates.parts import cluster, ptx, store
-from schedsearch.templates.parts.casts import i32, i64, u32
+from schedsearch.templates.parts import sharing, store
+from schedsearch.templates.parts.casts import i32, i64
 from schedsearch.templates.parts.epilogue import Epilogue
 from schedsearch.templates.parts.store_chunks import StagedChunks
 from schedsearch.templates.parts.store_rows import StagedRows
@@ -187,17 +187,7 @@ def _finish_rows(
 
 def add_up_of(wgmma: Wgmma, plan: Plan) -> Callable[..., None]:
     """`add_up(acc, sums, shared, sums_full, thread, in_cluster, part)`: `sums` of this block's columns of a split tile."""
-    split_k, octets, own_octets, octet_bytes = plan.split_k, plan.bn // 8, plan.own_octets, plan.bm * 32
-    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes, wgmma.accumulator)
-    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, wgmma.accumulator)
-
-    def add_up(acc: Any, sums: Any, shared: Any, sums_full: Any, thread: Any, in_cluster: Any, part: Any) -> None:
-        slots = u32(shared + thread * 16)
-        exchange_fragments(acc, sums, slots, sums_full, part, u32(in_cluster - part))
-        ptx.mbarrier_wait(sums_full, 0)
-        add_fragments(sums, slots)
-
-    return add_up
+    return sharing.add_up(plan.split_k, plan.bn // 8, plan.own_octets, plan.bm * 32, wgmma.accumulator)
 
 
 def _same(column: Any) -> Any:

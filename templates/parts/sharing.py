@@ -105,3 +105,22 @@ class ClusterTiles:
     def arrive(self) -> Callable[..., Any]:
         """The arrival at a barrier that `releases` returned."""
         return cluster.mbarrier_arrive_at_peer if self.multicasts else ptx.mbarrier_arrive
+
+
+def add_up(split_k: int, octets: int, own_octets: int, octet_bytes: int, accumulator: str) -> Callable[..., None]:
+    """`add_up(acc, sums, shared, sums_full, thread, in_cluster, part)`: `sums` of the octets of columns that this block
+    stores of a split tile; block r of it stores the r-th `own_octets`.
+
+    The other blocks' sums come to `shared`, 16 bytes of each thread, octets `octet_bytes` apart. The barrier `sums_full`
+    expects their bytes. All blocks of the tile must have read what lies there.
+    """
+    exchange_fragments = cluster.exchange_fragments(split_k, octets, own_octets, octet_bytes, accumulator)
+    add_fragments = cluster.add_fragments(max(split_k - 1, 1), own_octets, octet_bytes, accumulator)
+
+    def add(acc: Any, sums: Any, shared: Any, sums_full: Any, thread: Any, in_cluster: Any, part: Any) -> None:
+        slots = u32(shared + thread * 16)
+        exchange_fragments(acc, sums, slots, sums_full, part, u32(in_cluster - part))
+        ptx.mbarrier_wait(sums_full, 0)
+        add_fragments(sums, slots)
+
+    return add
