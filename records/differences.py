@@ -30,6 +30,7 @@ class Difference:
             no such task.
         by: what was compared: gain or time; "" if nothing was.
         one, other: the configurations of A and B in words, "" if there is none.
+        change: the template, or that of A and that of B; and of one template the knobs that differ.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Difference:
     by: str = ""
     one: str = ""
     other: str = ""
+    change: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ def _difference(task: Task, one: Entry | None, other: Entry | None) -> Differenc
     assert some is not None
     named = some.label, task[1], task[2]
     if one is None or other is None:
-        return Difference(*named, "only in A" if one else "only in B", one=_text(one), other=_text(other))
-    texts = _text(one), _text(other)
+        only: Verdict = "only in A" if one else "only in B"
+        return Difference(*named, only, one=_text(one), other=_text(other), change=some.template)
+    texts = _text(one), _text(other), _change(one, other)
     if one.gain is not None and other.gain is not None:
         ratio, by = one.gain / other.gain, "gain"
     else:
@@ -96,6 +99,15 @@ def _text(entry: Entry | None) -> str:
     if entry is None:
         return ""
     return f"{entry.template} " + " ".join(f"{name}={value}" for name, value in sorted(entry.config.items()))
+
+
+def _change(one: Entry, other: Entry) -> str:
+    if one.template != other.template:
+        return f"{one.template} -> {other.template}"
+    names = sorted({*one.config, *other.config})
+    knobs = [(name, one.config.get(name, "none"), other.config.get(name, "none")) for name in names]
+    changed = ", ".join(f"{name} {before} -> {after}" for name, before, after in knobs if before != after)
+    return f"{one.template}: {changed}" if changed else one.template
 
 
 def read_entries(path: str | Path) -> dict[Task, Entry]:

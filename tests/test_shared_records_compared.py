@@ -38,6 +38,8 @@ def test_differences_by_gain_time_and_noise(tmp_path: Path) -> None:
         8: "the same", 16: "within noise", 32: "A is faster", 64: "B is faster", 128: "only in A", 256: "only in B"
     }  # fmt: skip
     assert found[conv(k=8).label].ratio == 1 and found[conv(k=32).label].ratio == pytest.approx(1.3)
+    changes = [found[conv(k=k).label].change for k in (8, 32, 128)]
+    assert changes == ["conv2d_wgmma", "conv2d_wgmma: bm 64 -> 32", "conv2d_wgmma"]
     headline = differences(one, other).headline
     assert headline.startswith("4 tasks in both: 1 the same, 1 others within noise, 1 faster in A, 1 in B")
     assert headline.endswith("1 only in A, 1 only in B")
@@ -65,4 +67,5 @@ def test_a_difference_names_the_mode_where_a_layer_has_several(tmp_path: Path) -
                 store.promote(store.append(each))
     text = ok("records", "diff", tmp_path / "one.db", tmp_path / "other.db", "--all")
     assert f"{cold.workload.label} ({COLD_GRAPH})" in text and f"{cold.workload.label} ({CHAIN_GRAPH})" in text
+    assert cold.target not in text, "both are of one device"
     assert "(" not in ok("records", "diff", tmp_path / "one.db", tmp_path / "one.db", "--all").splitlines()[2]

@@ -140,15 +140,18 @@ def diff(one: str, other: str, everything: bool, as_json: bool) -> None:
         render.echo_json(found.to_json())
         return
     shown = [each for each in found.rows if everything or each.verdict != "the same"]
-    several = len({each.mode for each in found.rows}) > 1  # then a layer has a row for each
+    modes, targets = ({getattr(each, name) for each in found.rows} for name in ("mode", "target"))
     rows = [
         (
-            f"{each.label} ({each.mode})" if several else each.label, each.target, each.verdict,
-            "" if each.ratio is None else f"{each.ratio:.3f}", each.one, each.other,
+            f"{each.label} ({each.mode})" if len(modes) > 1 else each.label, each.target, each.verdict,
+            "" if each.ratio is None else f"{each.ratio:.3f}", each.change,
         )
         for each in shown
     ]  # fmt: skip
-    render.say(render.table(("workload", "target", "verdict", "B / A", "A", "B"), rows, right=("B / A",)))
+    columns = ("workload", "target", "verdict", "B / A", "from A to B")
+    if len(targets) == 1:
+        columns, rows = (columns[0], *columns[2:]), [(row[0], *row[2:]) for row in rows]
+    render.say(render.table(columns, rows, right=("B / A",)))
     render.say(found.headline)
 
 
