@@ -43,6 +43,7 @@ def idle_driver() -> Iterator[None]:
         encoded = (ctypes.c_char * TENSOR_MAP_BYTES)()
         with (
             mock.patch.object(cuda_driver, "libcuda", lambda: driver),
+            mock.patch.object(cuda_driver, "immediate", lambda: ctypes.PyDLL(str(library))),
             mock.patch.object(cuda_kernel, "_encode", lambda *_: SimpleNamespace(getPtr=lambda: ctypes.addressof(encoded))),
             mock.patch.object(Store, "kernel", _kernel),
         ):

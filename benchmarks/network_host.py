@@ -3,8 +3,9 @@
     python benchmarks/network_host.py --file resnet50.ssx --out network_host_h200.json
 
 `--file` is built with default kernels if it is missing. Each time is the median over groups of calls that begin on an idle
-GPU, without the wait at their end. A processor that has waited for the GPU runs the first calls of a group slowly. It needs
-PyTorch and a GPU.
+GPU, without the wait at their end. Groups of different calls take turns, because the clocks of processors change within
+seconds; before each group its call runs once. A processor that has waited for the GPU runs the first calls of a group
+slowly. It needs PyTorch and a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,16 +35,35 @@ WARM_UP_S = 0.4
 Row = tuple[str, Callable[[], object]]
 
 
-def host_us(call: Callable[[], object], count: int) -> float:
-    times = []
-    for _ in range(GROUPS[count]):
-        torch.cuda.synchronize()
-        started = time.perf_counter_ns()
-        for _ in range(count):
-            call()
-        times.append((time.perf_counter_ns() - started) / count / 1e3)
+def group_us(call: Callable[[], object], count: int) -> float:
+    call()
     torch.cuda.synchronize()
-    return statistics.median(times[len(times) // 10 :])
+    started = time.perf_counter_ns()
+    for _ in range(count):
+        call()
+    return (time.perf_counter_ns() - started) / count / 1e3
+
+
+def in_turns(label: str, calls: Sequence[Row], counts: tuple[int, int]) -> list[dict[str, Any]]:
+    """The host's time of each call, in groups of so many."""
+    times: dict[tuple[str, int], list[float]] = {(name, count): [] for name, _ in calls for count in counts}
+    for count in counts:
+        for number in range(GROUPS[count]):
+            start = number % len(calls)
+            for name, call in (*calls[start:], *calls[:start]):
+                times[name, count].append(group_us(call, count))
+    torch.cuda.synchronize()
+    return [
+        {"call": f"{label}: {name}", "in_a_row": count, "host_us": statistics.median(found[len(found) // 10 :])}
+        for (name, count), found in times.items()
+    ]
+
+
+def driver_of(calls: Any) -> Callable[[], object]:
+    """The driver's launch of the one graph of a network's calls."""
+    (graph,) = calls._graph._launches
+    handle, stream, launch = graph._graph.handle, ctypes.c_void_p.from_param(0), graph._graph._launch
+    return lambda: launch(handle, stream)
 
 
 def warm_up(call: Callable[[], object]) -> None:
@@ -63,8 +83,6 @@ def network(path: Path, early: bool) -> list[dict[str, Any]]:
         warm_up(lambda: net(x))
         step = net.bind(x)
         step()
-        (graph,) = net._calls._graph._launches  # type: ignore[attr-defined]
-        handle, stream, launch = graph._graph.handle, ctypes.c_void_p(0), graph._graph._launch
         turns = itertools.cycle(inputs)
         kept: list[Any] = []
 
@@ -73,18 +91,14 @@ def network(path: Path, early: bool) -> list[dict[str, Any]]:
             del kept[:-1]
 
         rows: list[Row] = [
-            ("the driver alone", lambda: launch(handle, stream)),
+            ("the driver alone", driver_of(net._calls)),  # type: ignore[attr-defined]
+            ("the driver alone, the graph of step()", driver_of(step._calls)),  # type: ignore[attr-defined]
             ("net(x)", lambda: net(x)),
             ("net(x), another x each time, the output kept", with_others),
             ("step(), bound", step),
             ("step(0), bound", lambda: step(0)),
         ]
-        label = "early" if early else "one after the other"
-        found = [
-            {"call": f"ResNet-50, {label}: {name}", "in_a_row": count, "host_us": host_us(call, count)}
-            for name, call in rows
-            for count in (8, 40)
-        ]
+        found = in_turns(f"ResNet-50, {'early' if early else 'one after the other'}", rows, (8, 40))
         step.close()
     return found
 
@@ -104,18 +118,13 @@ def edges(path: Path) -> list[dict[str, Any]]:
             warm_up(lambda: net(x))  # noqa: B023
             step = net.bind(x)
             step()
-            (graph,) = net._calls._graph._launches  # type: ignore[attr-defined]
-            handle, stream, launch = graph._graph.handle, ctypes.c_void_p(0), graph._graph._launch
             name = (
                 f"ResNet-50, every kernel whose number {every} divides begins early"
                 if every
                 else "ResNet-50, none begins early"
             )
-            for count in (8, 40):
-                took_us = host_us(lambda: launch(handle, stream), count)  # noqa: B023
-                rows.append(
-                    {"call": f"{name}: the driver alone", "in_a_row": count, "host_us": took_us, "gpu_us": hot_us(step)}
-                )
+            found = in_turns(name, [("the driver alone", driver_of(net._calls))], (8, 40))  # type: ignore[attr-defined]
+            rows += [row | {"gpu_us": hot_us(step)} for row in found]
             step.close()
     return rows
 
@@ -127,7 +136,8 @@ def kernels() -> list[dict[str, Any]]:
     x, weight, residual = image(1, 64, 7, 7), image(64, 64, 1, 1), image(1, 64, 7, 7)
     bias = torch.randn(64, device="cuda", dtype=torch.float16)
     sst.use("none.db", allow=("exact", "default"))
-    sst.conv2d(x, weight)
+    for _ in range(4):
+        torch.ops.schedsearch.conv2d(x, weight)
     kernel = sst.served()[-1].kernel
     assert kernel is not None
     step = kernel.bind(x, weight)
@@ -146,11 +156,7 @@ def kernels() -> list[dict[str, Any]]:
         ("torch.ops.aten.conv2d", lambda: theirs(x, weight)),
         ("torch.empty_like of the output", lambda: torch.empty_like(x)),
     ]
-    return [
-        {"call": f"1x1 of 7x7: {name}", "in_a_row": count, "host_us": host_us(call, count)}
-        for name, call in rows
-        for count in (8, 500)
-    ]
+    return in_turns("1x1 of 7x7", rows, (8, 500))
 
 
 def main() -> None:

@@ -12,6 +12,13 @@ CLUSTERS_AT_ONCE = 31  # clusters of 4 blocks; 132 multiprocessors would fit 33
 OURS, THEIRS = 100, 200  # contexts
 GRAPH = 300
 
+_same = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda value: value)
+
+
+def number(argument: Any) -> int:
+    """The handle that the driver gets by an argument of ctypes, whether it was converted before the call or is in it."""
+    return int(_same(argument) or 0)
+
 
 class Result(IntEnum):
     CUDA_SUCCESS = 0
@@ -185,17 +192,17 @@ class FakeDriver:
     def cuGraphExecKernelNodeSetParams_v2(self, executable: Any, node: Any, params: Any) -> int:
         if code := self._require_context():
             return code
-        assert executable.value == GRAPH + 1
-        self.nodes[node.value - 1] = self._node(params._obj)
+        assert number(executable) == GRAPH + 1
+        self.nodes[number(node) - 1] = self._node(params._obj)
         return 0
 
     def cuGraphLaunch(self, executable: Any, stream: Any) -> int:
         """The default stream is that of the current context; other streams know theirs."""
-        if not stream.value and self.contexts[-1:] == [THEIRS]:
+        if not number(stream) and self.contexts[-1:] == [THEIRS]:
             self.wrong_streams.append("cuGraphLaunch")
         elif code := self._require_context():
             return code
-        if stream.value == self.captured_stream:
+        if number(stream) == self.captured_stream != 0:
             return Result.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         self.graph_launches += 1
         self.running = True
@@ -203,13 +210,13 @@ class FakeDriver:
         return 0
 
     def cuMemcpyDtoDAsync_v2(self, destination: Any, source: Any, nbytes: Any, stream: Any) -> int:
-        if not stream.value and self.contexts[-1:] == [THEIRS]:
+        if not number(stream) and self.contexts[-1:] == [THEIRS]:
             self.wrong_streams.append("cuMemcpyDtoDAsync_v2")
         return 0
 
     def cuStreamIsCapturing(self, stream: Any, status: Any) -> int:
-        assert stream.value, "asking for the default stream breaks captures of other streams"
-        status._obj.value = int(stream.value == self.captured_stream)
+        assert number(stream), "asking for the default stream breaks captures of other streams"
+        status._obj.value = int(number(stream) == self.captured_stream != 0)
         return self._require_context()
 
     def _node(self, params: Any) -> tuple[int, tuple[int, ...]]:

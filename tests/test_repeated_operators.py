@@ -187,4 +187,5 @@ def test_images_of_several_sizes_share_a_weight(torch: Any, sst: Any) -> None:
         check(torch, other, weight)
     for _ in range(4):
         check(torch, other, weight)
-    assert noted(torch, weight)[1](other, weight)
+    assert noted(torch, weight)[1](other, weight) is not NotImplemented
+    assert noted(torch, weight)[1](x, weight) is NotImplemented

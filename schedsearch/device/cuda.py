@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,18 @@ from schedsearch.device.cuda_context import LEGACY_STREAM, PER_THREAD_STREAM, Cu
 from schedsearch.device.cuda_driver import DriverError
 from schedsearch.device.cuda_kernel import CudaKernel
 from schedsearch.launch import Artifact
+
+
+class _Asked(threading.local):
+    """The stream of which the calling thread asked last whether a graph captures it, and where the driver writes that."""
+
+    def __init__(self) -> None:
+        self.stream, self.handle = 0, cuda_driver.argument(0)
+        self.status = ctypes.c_int()
+        self.place = ctypes.byref(self.status)
+
+
+_asked = _Asked()
 
 
 class CudaDevice(CudaContext):
@@ -25,11 +38,12 @@ class CudaDevice(CudaContext):
         """Whether a graph captures the stream, or a capture of it has failed and has not ended yet."""
         if stream in (0, LEGACY_STREAM):  # it cannot be captured, and asking would break a capture of another stream
             return False
-        status = ctypes.c_int()
-        place = ctypes.byref(status)
-        if stream == PER_THREAD_STREAM or cuda_driver.libcuda().cuStreamIsCapturing(ctypes.c_void_p(stream), place):
-            self.enqueue("cuStreamIsCapturing", stream, place, last=False)  # in our context, or to say why it fails
-        return bool(status.value)
+        asked = _asked
+        if stream != asked.stream:
+            asked.stream, asked.handle = stream, cuda_driver.argument(stream)
+        if stream == PER_THREAD_STREAM or cuda_driver.libcuda().cuStreamIsCapturing(asked.handle, asked.place):
+            self.enqueue("cuStreamIsCapturing", stream, asked.place, last=False)  # in our context, or to say why it fails
+        return bool(asked.status.value)
 
     def start_profiler(self) -> None:
         """Starts a profiler that was told to wait (`ncu --profile-from-start off`); it records the launches from here on."""
@@ -93,7 +107,7 @@ class Graph:
         graph: what it is made from; `close` destroys both.
 
     Attributes:
-        handle: of the executable graph.
+        handle: of the executable graph, as an argument of ctypes.
         launch_on_default_stream: `launch` on stream 0 with the fewest steps of Python. Any thread may call it, one at a
             time.
 
@@ -105,15 +119,15 @@ class Graph:
         self._device, self._graph = device, graph
         with destroyed_on_error(graph):
             self._executable = cuda_driver.call("cuGraphInstantiate", graph, 0)
-        self.handle = ctypes.c_void_p(int(self._executable))
+        self.handle = cuda_driver.argument(int(self._executable))
         self._launch = cuda_driver.libcuda().cuGraphLaunch
-        self._last = 0, ctypes.c_void_p(0)  # a stream and its handle: most launches are on the stream of the one before
+        self._last = 0, cuda_driver.argument(0)  # a stream and its handle: most launches are on the stream of the one before
         self.launch_on_default_stream = _launcher(device, self.handle)
 
     def launch(self, stream: int) -> None:
         known, handle = self._last
         if stream != known:
-            handle = ctypes.c_void_p(stream)
+            handle = cuda_driver.argument(stream)
             self._last = stream, handle
         in_our_context = stream > PER_THREAD_STREAM or self._device.is_current
         if not in_our_context or self._launch(self.handle, handle):
@@ -124,14 +138,14 @@ class Graph:
         cuda_driver.call("cuGraphDestroy", self._graph)
 
 
-def _launcher(device: CudaDevice, graph: ctypes.c_void_p) -> Callable[[int], None]:
+def _launcher(device: CudaDevice, graph: Any) -> Callable[[int], None]:
     """See `Graph.launch_on_default_stream`. The driver writes the current context to a place of this function's own."""
     launch, get_current, enqueue = (
         cuda_driver.libcuda().cuGraphLaunch,
         cuda_driver.immediate().cuCtxGetCurrent,
         device.enqueue,
     )
-    ours, current, default = device.context_handle, ctypes.c_void_p(), ctypes.c_void_p(0)
+    ours, current, default = device.context_handle, ctypes.c_void_p(), cuda_driver.argument(0)
     place = ctypes.byref(current)
 
     def launch_on_default_stream(_: int) -> None:

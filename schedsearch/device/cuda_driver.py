@@ -102,6 +102,12 @@ def immediate() -> ctypes.PyDLL:
     return ctypes.PyDLL("libcuda.so.1")
 
 
+def argument(value: int) -> Any:
+    """A pointer or handle as an argument of ctypes that is made once: a value such as `c_void_p` is converted anew by every
+    call, which takes a tenth of the time of a launch each."""
+    return ctypes.c_void_p.from_param(value)
+
+
 def fail(function: str, code: int) -> NoReturn:
     """Raises the DriverError of a function of libcuda that returned `code`."""
     driver = bindings()

@@ -68,7 +68,9 @@ class KernelGraph:
                 nodes, _ = _add_nodes(device, int(graph), kernels, after)
             self._graph = Graph(device, graph)
         self._set = cuda_driver.libcuda().cuGraphExecKernelNodeSetParams_v2
-        self._nodes = [[(node, ctypes.byref(params)) for node, params in some] for some in nodes]
+        self._nodes = [
+            [(cuda_driver.argument(node.value or 0), ctypes.byref(params)) for node, params in some] for some in nodes
+        ]
         self.launch: Callable[[int], None] = self._graph.launch
         self.launch_on_default_stream = self._graph.launch_on_default_stream
 

@@ -93,9 +93,8 @@ class _LaunchAttribute(ctypes.Structure):
 _EARLY = _LaunchAttribute(6, 0, 1)  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _LEAST_EARLY = (9, 0)  # compute capability
 
-_Launch = tuple[
-    _LaunchConfig, Any, ctypes.c_void_p, Any
-]  # the configuration, a reference to it, the function, the parameters
+# The configuration, a reference to it, the function as an argument, the parameters, the function's handle.
+_Launch = tuple[_LaunchConfig, Any, Any, Any, int]
 
 
 class CudaBoundKernel:
@@ -115,9 +114,9 @@ class CudaBoundKernel:
         self._kernel, self._prepared = kernel, prepared  # keeps the module and the workspaces alive
         self._plan = plan
         self._launch = cuda_driver.libcuda().cuLaunchKernelEx
-        self._replace_address = cuda_driver.libcuda().cuTensorMapReplaceAddress
+        self._replace_address = cuda_driver.immediate().cuTensorMapReplaceAddress  # it changes the host's memory
         self._pointers: dict[str, list[ctypes.c_uint64]] = {}
-        self._maps: dict[str, list[ctypes.c_void_p]] = {}
+        self._maps: dict[str, list[Any]] = {}  # as arguments
         self._scalars: dict[str, list[tuple[ctypes.c_uint64, str]]] = {}
         self._keep: list[Any] = []
         addresses = place_buffers(plan, [plan.steps[number] for number in steps], buffers, kernel.workspaces, prepared)
@@ -147,7 +146,7 @@ class CudaBoundKernel:
         if step.grid.blocks_per_sm and step.cluster > 1:
             config.grid_x = min(blocks, step.cluster * _clusters_at_once(function, config))
         self._keep += [values, pointers]
-        return config, ctypes.byref(config), ctypes.c_void_p(int(function)), ctypes.byref(pointers)
+        return config, ctypes.byref(config), cuda_driver.argument(int(function)), ctypes.byref(pointers), int(function)
 
     def _pack_param(self, param: Any, addresses: Mapping[str, int], scalars: Mapping[str, float]) -> list[Any]:
         """The values whose addresses the driver gets for a parameter: one, or several for an array."""
@@ -161,7 +160,7 @@ class CudaBoundKernel:
             storage = _aligned_storage(TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT)
             encoded = _encode(param, addresses[param.buffer])
             ctypes.memmove(storage, encoded.getPtr(), TENSOR_MAP_BYTES)
-            self._maps.setdefault(param.buffer, []).append(ctypes.c_void_p(ctypes.addressof(storage)))
+            self._maps.setdefault(param.buffer, []).append(cuda_driver.argument(ctypes.addressof(storage)))
             return [storage]
         if param.kind == "scalar":
             if param.name not in scalars:
@@ -182,10 +181,10 @@ class CudaBoundKernel:
         return pointer
 
     @property
-    def launches(self) -> list[tuple[_LaunchConfig, ctypes.c_void_p, Any]]:
-        """Configuration, function and array of pointers to the parameters of each launch. `set_pointer` and `set_scalar`
-        change what these point to."""
-        return [(config, function, parameters._obj) for config, _, function, parameters in self._launches]
+    def launches(self) -> list[tuple[_LaunchConfig, int, Any]]:
+        """Configuration, function's handle and array of pointers to the parameters of each launch. `set_pointer` and
+        `set_scalar` change what these point to."""
+        return [(config, function, parameters._obj) for config, _, _, parameters, function in self._launches]
 
     def launch(self, stream: int = 0) -> None:
         if stream != self._stream:
@@ -200,7 +199,7 @@ class CudaBoundKernel:
     def _launch_in_context(self, launch: _Launch, code: int) -> None:
         """Launches again in our context, if another context or none was current when the driver refused with `code`."""
         if not self._kernel.device.is_current:
-            _, config_reference, function, parameters = launch
+            _, config_reference, function, parameters, _ = launch
             with self._kernel.device.current():
                 code = self._launch(config_reference, function, parameters, None)
         if code:
@@ -216,9 +215,9 @@ class CudaBoundKernel:
         for pointer in pointers:
             pointer.value = address
         if maps:
-            self._replace(maps, ctypes.c_void_p(address))
+            self._replace(maps, cuda_driver.argument(address))
 
-    def _replace(self, maps: Sequence[ctypes.c_void_p], to: ctypes.c_void_p) -> None:
+    def _replace(self, maps: Sequence[Any], to: Any) -> None:
         for place in maps:
             code = self._replace_address(place, to)
             if code and not self._kernel.device.is_current:  # it wants a context, like a launch

@@ -22,7 +22,7 @@ from schedsearch.runtime import arrays
 from schedsearch.runtime.prepared import Prepared, PreparedArgument, take_prepared
 from schedsearch.runtime.repeated import announce, announcer, same_numbers, tracked
 from schedsearch.runtime.short_call import ShortCall, kernel_call
-from schedsearch.runtime.streams import raw_stream
+from schedsearch.runtime.streams import current_stream, raw_stream
 from schedsearch.text import quoted
 from schedsearch.workload import Workload
 
@@ -367,7 +367,17 @@ class Step:
             there are none here.
     """
 
-    __slots__ = ("_announce", "_arguments", "_device", "_launch", "_library", "_result", "kernel", "outputs")
+    __slots__ = (
+        "_announce",
+        "_arguments",
+        "_current_stream",
+        "_device",
+        "_launch",
+        "_library",
+        "_result",
+        "kernel",
+        "outputs",
+    )
 
     def __init__(
         self,
@@ -380,6 +390,7 @@ class Step:
     ) -> None:
         self.kernel, self.outputs = kernel, outputs
         self._launch, self._library, self._device = bound.launch, library, kernel.device
+        self._current_stream = current_stream(library, kernel.device)
         self._result = _one_or_all(outputs) if outputs else None
         self._arguments = arguments  # keeps the memory alive
         self._announce = announcer(written)  # to PyTorch, which tracks changes of outputs
@@ -398,7 +409,11 @@ class Step:
         """
         if self._announce is not None:
             self._announce()
-        self._launch(stream if type(stream) is int else raw_stream(stream, self._library, self._device))
+        if stream is None:
+            stream = self._current_stream()
+        elif type(stream) is not int:
+            stream = raw_stream(stream, self._library, self._device)
+        self._launch(stream)
         return self._result
 
 

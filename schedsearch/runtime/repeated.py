@@ -261,15 +261,22 @@ def announcer(written: Sequence[tuple[str, Any]]) -> Callable[[], None] | None:
     if not written:
         return None
     tensors, increment = tuple(array for _, array in written), _increment()
+    only = tensors[0]
 
-    def announce_again() -> None:
+    def announce_one() -> None:
+        if only.requires_grad:
+            announce(written)
+        else:
+            increment(tensors)
+
+    def announce_all() -> None:
         for tensor in tensors:
             if tensor.requires_grad:
                 announce(written)
                 return
         increment(tensors)
 
-    return announce_again
+    return announce_one if len(tensors) == 1 else announce_all
 
 
 def tracked(outputs: Mapping[str, object], given: Iterable[str]) -> list[tuple[str, Any]]:

@@ -70,7 +70,7 @@ class BoundCall:
         self._made += [
             (name, torch_allocator((nbytes,), (1,), torch.uint8, device)) for name, nbytes in plan.workspaces.items()
         ]
-        self._only = self._made[0][1] if len(self._made) == 1 else None
+        self._only = self._made[0][1] if len(self._made) == 1 else None  # allocates all that a call needs
         made = {name: allocate() for name, allocate in self._made}
         tensors_of = {spec.name: tensor for spec, tensor in zip(workload.signature, given.values())} | made
         tensors_of |= {name: given[place] for name, place in (in_place or {}).items()}
@@ -89,7 +89,7 @@ class BoundCall:
         self._set_own: list[Callable[[int], None]] = [setters[name] for name in made]
         self._unknown = (None,) * len(tensors)
         self._addresses: tuple[int | None, ...] = self._unknown  # as they were set
-        self._own: tuple[int, ...] = ()  # the same for `_made`; empty: unknown
+        self._own: tuple[int, ...] | int | None = None  # the same for `_made`, a number if it is one; None: unknown
         self._scalars, self._numbers = scalars, numbers
         self._stream = current_stream("torch", kernel.device)
         self._lock = threading.Lock()
@@ -115,30 +115,39 @@ class BoundCall:
             addresses = _addresses(tensors)
         if self._only is not None:
             result = self._only()
-            own: tuple[int, ...] = (result.data_ptr(),)
+            own: tuple[int, ...] | int = result.data_ptr()
         else:
             made = tuple([allocate() for _, allocate in self._made])
             own = _addresses(made)
             result = made[0] if self._results == 1 else made[: self._results]
         try:
             with self._lock:
-                if (
-                    addresses != self._addresses
-                    or own != self._own
-                    or (self._scalars and not same_numbers(numbers, self._numbers))
-                ):
-                    self._update(addresses, own, numbers)
+                if addresses != self._addresses or (self._scalars and not same_numbers(numbers, self._numbers)):
+                    self._update(addresses, numbers)
+                if own != self._own:
+                    self._move(own)
                 self._launch(self._stream())
         except ArgumentError:  # an address lacks the alignment that vector loads need
             copies = [tensor if tensor is None else tensor.clone() for tensor in tensors]
             with self._lock:
-                self._update(_addresses(copies), own, numbers)
+                self._update(_addresses(copies), numbers)
+                self._move(own)
                 self._launch(self._stream())
         return result
 
-    def _update(self, addresses: tuple[int, ...], own: tuple[int, ...], numbers: Sequence[float]) -> None:
-        """Writes what has changed to the argument block. Raises ArgumentError if an address lacks an alignment, and
-        UsageError if a tensor has no memory."""
+    def _move(self, own: tuple[int, ...] | int) -> None:
+        """Writes the addresses of what a call allocates to the argument block."""
+        self._own = None
+        if isinstance(own, int):
+            self._set_own[0](own)
+        else:
+            for set_own, address in zip(self._set_own, own):
+                set_own(address)
+        self._own = own
+
+    def _update(self, addresses: tuple[int, ...], numbers: Sequence[float]) -> None:
+        """Writes what has changed of a caller's to the argument block. Raises ArgumentError if an address lacks an
+        alignment, and UsageError if a tensor has no memory."""
         before, self._addresses = self._addresses, self._unknown
         if addresses != before:
             self._check_memory(addresses)  # of all: the others may be copied if one lacks an alignment
@@ -146,11 +155,6 @@ class BoundCall:
                 if address != last and set_address is not None:
                     set_address(address)
         self._addresses = addresses
-        if own != self._own:
-            self._own = ()
-            for set_own, address in zip(self._set_own, own):
-                set_own(address)
-            self._own = own
         if not same_numbers(numbers, self._numbers):
             for name, place in self._scalars.items():
                 self._set_scalar(name, numbers[place])

@@ -5,11 +5,12 @@ An operator is declared by a class, `Operation`. The first call of a description
 writes the Python function that does this for an operator's schema, because loops over arguments would double its time.
 
 Calls with a weight that earlier calls had, by its address, are not described at all: PyTorch's compiler has a function that
-compares their tensors with those of the earlier call in a third of the time (`store.Store.repeated`).
+compares their tensors with those of the earlier call in a third of the time (`repeated_call`).
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -25,6 +26,7 @@ from schedsearch.runtime.repeated import TENSOR_SOURCE
 from schedsearch.torch.operators import store
 from schedsearch.torch.operators.bound_call import BoundCall
 from schedsearch.torch.operators.library import register
+from schedsearch.torch.operators.repeated_call import around_dispatcher, note
 from schedsearch.workload import Workload
 
 Kind = TypeVar("Kind", bound="Operation")
@@ -68,6 +70,9 @@ class Operation(ABC):
         name: of the operator, by the schema.
         tensors: names of its tensors, by the schema, in order.
         arguments: all of them, by the schema.
+        signature: the arguments with their defaults, as Python's source.
+        also: what a kernel is chosen by beside tensors, as Python's source: parameters, and calls of `settings`.
+        numbers: names of the arguments that are `scalars`, by the schema, in order.
     """
 
     schema: ClassVar[str]
@@ -78,6 +83,9 @@ class Operation(ABC):
     name: ClassVar[str]
     tensors: ClassVar[tuple[str, ...]]
     arguments: ClassVar[tuple[_Argument, ...]]
+    signature: ClassVar[str]
+    also: ClassVar[tuple[str, ...]]
+    numbers: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
         if "schema" in cls.__dict__:
@@ -86,6 +94,12 @@ class Operation(ABC):
                 _Argument(*each.group("kind", "name", "default")) for each in _ARGUMENT.finditer(arguments)
             )
             cls.tensors = tuple(each.name for each in cls.arguments if each.kind.startswith("Tensor"))
+            cls.numbers = tuple(each.name for each in cls.arguments if each.name in cls.scalars)
+            cls.signature = ", ".join(
+                each.name if each.default is None else f"{each.name}={each.default}" for each in cls.arguments
+            )
+            settings = (f"settings[{place}]()" for place in range(len(cls.settings)))
+            cls.also = (*_parameters(cls), *settings)
 
     @classmethod
     @abstractmethod
@@ -136,7 +150,8 @@ class Operation(ABC):
 def declared(kind: type[Kind]) -> type[Kind]:
     """Registers an operator; a decorator of its class."""
     refuse = _written(kind, "    refuse_formats(kind, tensors)", refuse_formats=_refuse_formats)
-    register(kind.schema, implementation(kind), fake(kind), refuses_gradients=True, refuse=refuse)
+    around = functools.partial(around_dispatcher, kind)
+    register(kind.schema, implementation(kind), fake(kind), refuses_gradients=True, refuse=refuse, around=around)
     return kind
 
 
@@ -151,23 +166,24 @@ def implementation(kind: type[Operation]) -> Callable[..., Any]:
     addresses = [
         f"{'0 if ' + each.name + ' is None else ' if each.unless_none else ''}{each.name}.data_ptr()" for each in tensors
     ]
-    optional = [f"{each.name} is None" for each in tensors if each.unless_none]
+    weight = min(1, len(tensors) - 1)
     body = f"""
     if forward_ad._current_level >= 0:
         refuse_tangents(kind)
+    known = store.active.repeated.get({addresses[weight]})
+    if known is not None and known[0] is kind:
+        result = known[1]({", ".join(each.name for each in kind.arguments)})
+        if result is not NotImplemented:
+            return result
     addresses = {_tuple(addresses)}
-    also = (kind, {", ".join([*_parameters(kind), *_settings(kind), *optional])})
-    known = store.active.repeated.get(addresses[{min(1, len(tensors) - 1)}])
-    if known and known[0] == also and known[1](*known[2](tensors)):
-        return known[3](tensors, addresses, numbers)
     if is_grad_enabled() and ({" or ".join(wants)}):
         refuse_gradients(kind, tensors)
 {_found(kind)}
-    store.active.repeat(addresses[{min(1, len(tensors) - 1)}], also, tensors, call)
+    note(kind, addresses[{weight}], {_tuple(kind.also)}, tensors, call)
     return call(tensors, addresses, numbers)
 """
     refuse = {"refuse_gradients": _refuse_gradients, "refuse_tangents": _refuse_tangents}
-    return _written(kind, body, is_grad_enabled=torch.is_grad_enabled, forward_ad=forward_ad, **refuse)
+    return _written(kind, body, is_grad_enabled=torch.is_grad_enabled, forward_ad=forward_ad, note=note, **refuse)
 
 
 def finder(kind: type[Operation]) -> Callable[..., store.Call]:
@@ -183,16 +199,11 @@ def _found(kind: type[Operation]) -> str:
     tensors = [each for each in kind.arguments if each.name in kind.tensors]
     described = [f"{each.unless_none}({TENSOR_SOURCE.format(each.name)})" for each in tensors]
     return f"""\
-    key = (kind, {", ".join([*_parameters(kind), *_settings(kind), *described])})
+    key = (kind, {", ".join([*kind.also, *described])})
     try:
         call = store.active.ready[key]
     except KeyError:
         call = first_call(key, kind, tensors, {_tuple(_parameters(kind))}, numbers)"""
-
-
-def _settings(kind: type[Operation]) -> list[str]:
-    """What else chooses a kernel, as Python's source."""
-    return [f"settings[{place}]()" for place in range(len(kind.settings))]
 
 
 def fake(kind: type[Operation]) -> Callable[..., Any]:
@@ -212,11 +223,9 @@ def _parameters(kind: type[Operation]) -> list[str]:
 
 def _written(kind: type[Operation], body: str, **names: Any) -> Callable[..., Any]:
     """A function with the arguments of the schema, whose body also sees them as `tensors` and `numbers`."""
-    signature = [each.name if each.default is None else f"{each.name}={each.default}" for each in kind.arguments]
-    numbers = [each.value for each in kind.arguments if each.name in kind.scalars]
     source = f"""
-def {kind.name}({", ".join(signature)}):
-    tensors, numbers = {_tuple(kind.tensors)}, {_tuple(numbers)}
+def {kind.name}({kind.signature}):
+    tensors, numbers = {_tuple(kind.tensors)}, {_tuple(kind.numbers)}
 {body}
 """
     namespace = {"kind": kind, "settings": kind.settings, "store": store, "first_call": _first_call, **names}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,6 @@ from schedsearch.records.location import require_file
 from schedsearch.runtime.caches import shared_caches
 from schedsearch.runtime.fallback import LEVELS, check_levels
 from schedsearch.runtime.kernel import Kernel
-from schedsearch.runtime.repeated import quick_matcher
 from schedsearch.torch.arguments import check_options
 from schedsearch.workload import Workload
 
@@ -29,9 +27,6 @@ RECORDED = ("exact", "same_architecture")  # the levels that build nothing
 
 # (tensors, addresses, numbers) -> output; the same for a kernel and for PyTorch's own operator.
 Call = Callable[..., Any]
-
-# What else calls must have in common, what compares their tensors, what chooses those that there are, what computes.
-_Repeated = tuple[tuple[Any, ...], Callable[..., bool], Callable[[Sequence[Any]], Sequence[Any]], Call]
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,8 @@ class Store:
     Attributes:
         db: the database; None: PyTorch computes everything.
         ready: description of a call -> what computes it.
-        repeated: address of a tensor of a call -> what compares later calls with it, and what computes those that repeat it.
-            The address is that of a weight, where there is one.
+        repeated: address of a tensor of a call -> its operator, and the function of calls that repeat it; see
+            `repeated_call`. The address is that of a weight, where there is one.
         served: description of a call -> which record computes it, for messages.
     """
 
@@ -70,7 +65,7 @@ class Store:
         self.db = None if db is None else require_file(db).absolute()
         self.allow, self.mode = check_levels(allow), mode
         self.ready: dict[Any, Call] = {}
-        self.repeated: dict[int, _Repeated] = {}
+        self.repeated: dict[int, tuple[object, Call]] = {}
         self._in_a_row: dict[int, tuple[Call, int]] = {}  # such an address -> the last call that was described, how often
         self.served: dict[Any, Served] = {}
 
@@ -96,12 +91,12 @@ class Store:
             raise NoRecordError(f"there is no database {self.db}") from None
         return cache.kernel(workload)
 
-    def repeat(self, address: int, also: tuple[Any, ...], tensors: Sequence[torch.Tensor | None], call: Call) -> None:
-        """Counts a call that was described. After some in a row at its address, calls with such tensors repeat it.
+    def is_repeated(self, address: int, call: Call) -> bool:
+        """Counts a call that was described; says of one whether so many came in a row at its address that others will
+        repeat it.
 
         Args:
-            also: what else they must have in common with it.
-            call: computes them.
+            call: what computes it.
         """
         last, count = self._in_a_row.get(address, (None, 0))
         if last is not call:
@@ -109,14 +104,9 @@ class Store:
             if len(self._in_a_row) >= _MOST_READY:
                 self._in_a_row.clear()
                 self.repeated.clear()
-        if count > _REPEATED:
-            return
-        self._in_a_row[address] = call, count + 1
-        if count == _REPEATED:
-            given = {place: tensor for place, tensor in enumerate(tensors) if tensor is not None}
-            same = None if any(each.requires_grad for each in given.values()) else quick_matcher([*given.values()])
-            if same is not None:
-                self.repeated[address] = (also, same, _chosen([*given]), call)
+        if count <= _REPEATED:
+            self._in_a_row[address] = call, count + 1
+        return count == _REPEATED
 
     def forget(self) -> None:
         """The next call of each description looks into the database again."""
@@ -124,13 +114,6 @@ class Store:
         self._in_a_row.clear()
         self.ready.clear()
         self.served.clear()
-
-
-def _chosen(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that returns the items at these places of a sequence."""
-    if len(places) == 1:
-        return lambda items: items[places[0] : places[0] + 1]
-    return operator.itemgetter(*places)
 
 
 def device_name(device: torch.device) -> str:
