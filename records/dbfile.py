@@ -165,7 +165,11 @@ def _damage(error: Exception, path: Path) -> DatabaseError:
     promised = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
     is_executable = header[68:72] == EXECUTABLE_ID.to_bytes(4, "big")
     remedy = _REBUILD if is_executable else _REMEDY.format(path=path)
-    if size < max(promised, _HEADER_BYTES):
+    if size < _HEADER_BYTES:
+        return DatabaseError(
+            f"{path} is truncated: {size} bytes, a header alone has {_HEADER_BYTES}; {_REMEDY.format(path=path)}"
+        )
+    if size < promised:
         return DatabaseError(f"{path} is truncated: {size} bytes, its header promises {promised}; {remedy}")
     return DatabaseError(f"{path} is damaged ({ascii(str(error))[1:-1]:.300}); {remedy}")
 
