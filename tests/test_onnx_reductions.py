@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,3 +164,19 @@ def test_a_sum_of_exponentials_of_minus_infinity_is_minus_infinity(results: dict
 def test_an_axis_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"reduce.*axis"):
         computed({"wrong": Reduction("ReduceMax", positive((3, 4)), [2])}, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32"])
+def test_a_mean_of_integers_whose_sum_is_beyond_their_format(dtype: str) -> None:
+    """The fraction is left out, as where the sum fits."""
+    limits = np.iinfo(dtype)
+    x = np.array([[limits.max, limits.max, limits.max - 4], [limits.min, limits.min, limits.min + 4], [7, 8, 9]], dtype)
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    whole, mean = (helper.make_tensor_value_info(name, kind, shape) for name, shape in (("x", [3, 3]), ("y", [3])))
+    axes = numpy_helper.from_array(np.array([1], np.int64), "axes")
+    nodes = [helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)]
+    graph = helper.make_graph(nodes, "g", [whole], [mean], [axes])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    network = lower(simplified(onnx_ir.from_proto(made), "means"))
+    wanted = [math.trunc(sum(map(int, row)) / 3) for row in x]
+    assert evaluate(network, {"x": x})["y"].tolist() == wanted

@@ -6,7 +6,7 @@ An element-wise kernel reads up to 16 slices of one array where they are. So an 
   first number is 0, so that an infinity spreads to the sums behind it only.
 - A reduction adds 16 parts of the axis to one another. What is left over stands behind the sums.
 
-Sums of float16 and bfloat16 are kept in float32 until the end.
+Sums of float16 and bfloat16 are kept in float32 until the end, those of a mean of integers in int64.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def _running_problem(node: ir.Node) -> str:
 # --- Reductions ---------------------------------------------------------------------------------------------------------
 def _reduction(model: ir.Model, node: ir.Node) -> None:
     """Of integers, and products; others are pools."""
+    import onnx_ir as ir
+
     x, shape = node.inputs[0], extents(node.inputs[0])
     if x is None or (dtype_of(x) in FLOATS and node.op_type != "ReduceProd"):
         POOLED[node.op_type](model, node)
@@ -111,6 +113,8 @@ def _reduction(model: ir.Model, node: ir.Node) -> None:
         return
     steps = Steps(model, node)
     value = _in_float32(steps, x)
+    if node.op_type == "ReduceMean":  # it fits where the sum of 32-bit integers does not
+        value = steps.cast(value, ir.DataType.INT64)
     if node.op_type == "ReduceL1":
         value = steps.add("Abs", [value], shape, like=value)
     elif node.op_type == "ReduceSumSquare":
