@@ -143,14 +143,12 @@ def diff(one: str, other: str, everything: bool, as_json: bool) -> None:
     modes, targets = ({getattr(each, name) for each in found.rows} for name in ("mode", "target"))
     rows = [
         (
-            f"{each.label} ({each.mode})" if len(modes) > 1 else each.label, each.target, each.verdict,
-            "" if each.ratio is None else f"{each.ratio:.3f}", each.change,
+            f"{each.label} ({each.mode})" if len(modes) > 1 else each.label, *([each.target] if len(targets) > 1 else []),
+            each.verdict, "" if each.ratio is None else f"{each.ratio:.3f}", each.change,
         )
         for each in shown
     ]  # fmt: skip
-    columns = ("workload", "target", "verdict", "B / A", "from A to B")
-    if len(targets) == 1:
-        columns, rows = (columns[0], *columns[2:]), [(row[0], *row[2:]) for row in rows]
+    columns = ("workload", *(["target"] if len(targets) > 1 else []), "verdict", "B / A", "from A to B")
     render.say(render.table(columns, rows, right=("B / A",)))
     render.say(found.headline)
 
