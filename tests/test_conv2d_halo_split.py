@@ -30,6 +30,8 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any]]] = {
     "two chunks of each block, several column tiles and images, rows and channels": (
         FOUR_CHUNKS.replace(n=2, h=5, w=5, k=136),
         {**SPLIT, "tile_h": 3, "tile_w": 5, "channel_groups": 2, "row_groups": 2, "patches": 2}),
+    "two chunks of each block, one patch at a time": (
+        FOUR_CHUNKS.replace(h=3, w=6), {**SPLIT, "tile_h": 3, "patches": 1, "weight_stages": 2}),
     "more blocks than rows": (
         TWO_CHUNKS.replace(h=5, w=5, c=200), {**SPLIT, "split_k": 4, "tile_h": 5, "tile_w": 5}),
     "strided and dilated": (
