@@ -222,6 +222,25 @@ def test_the_bytes_that_inlining_makes_have_a_limit() -> None:
         check_calls(model, "net", most_bytes=7000)
 
 
+@pytest.mark.parametrize("op", ["Neg", "LeakyRelu"])
+def test_a_function_may_be_for_another_opset_if_its_operators_are_the_same(op: str, tmp_path: Path) -> None:
+    """Neg of opset 15 is that of 17; LeakyRelu is another one since 16, and what the message says converts it."""
+    function = models.function("F", [models.node(op, ["a"], ["r"])])
+    model = models.model([models.call("F", ["x"], ["y"])], functions=[function])
+    function = model.functions[0]
+    assert model.opset_import[0].version == 17 and function.opset_import[0].domain == ""
+    function.opset_import[0].version = 15
+    if op == "LeakyRelu":
+        with pytest.raises(
+            ModelError, match=r"'F' is for opset 15, the model for 17, and LeakyRelu differs .*convert_version"
+        ):
+            read_model(saved(model, tmp_path))
+        model = onnx.inliner.inline_local_functions(model, convert_version=True)
+    network = lower(read_model(saved(model, tmp_path)))
+    wanted = -X if op == "Neg" else np.where(X < 0, X * np.float32(0.01), X)
+    np.testing.assert_allclose(evaluate(network, {"x": X})[network.outputs[0]], wanted, rtol=1e-6)
+
+
 # --- Shapes -------------------------------------------------------------------------------------------------------------
 def test_shapes_are_checked_for_the_extents_that_are_given(tmp_path: Path) -> None:
     made = models.model([models.node("Reshape", ["x", "s"], ["y"])], [models.row(-1, 16)], x=(TensorProto.FLOAT, ["n", 8]))

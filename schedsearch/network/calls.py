@@ -95,6 +95,47 @@ def check_calls(model: onnx.ModelProto, what: str, *, most_nodes: int | None = N
         )
 
 
+def settle_opsets(model: onnx.ModelProto, what: str) -> None:
+    """Gives functions the opsets of the model, where ONNX defines all operators in them alike in both.
+
+    Raises:
+        ModelError: an operator of a function that is called is another one in the opset of the model.
+    """
+    versions, functions = {each.domain: each.version for each in model.opset_import}, functions_of(model)
+    nodes = (model.graph.node, *(each.node for each in model.functions))
+    called = {key_of(node) for each in nodes for node in nodes_within(each)}
+    for key, function in functions.items():
+        for each in function.opset_import:
+            wanted = versions.get(each.domain, each.version)
+            ops = {node.op_type for node in nodes_within(function.node) if _of_domain(node) == each.domain}
+            changed = next((op for op in sorted(ops) if _differ(op, each.domain, each.version, wanted)), None)
+            if changed is None:
+                each.version = wanted
+            elif key in called:
+                raise ModelError(
+                    f"{what}: the function {function.name!r} is for opset {each.version}, the model for {wanted}, and "
+                    f"{changed} differs between them; allowed: one opset. Let onnx convert it: "
+                    "onnx.inliner.inline_local_functions(model, convert_version=True)"
+                )
+
+
+def _of_domain(node: onnx.NodeProto) -> str:
+    return "" if node.domain == "ai.onnx" else str(node.domain)
+
+
+def _differ(op: str, domain: str, version: int, other: int) -> bool:
+    """Whether an operator of ONNX is not the same in two opsets."""
+    import onnx
+
+    found: list[int] = []
+    for each in (version, other):
+        try:
+            found.append(onnx.defs.get_schema(op, each, domain).since_version)
+        except onnx.defs.SchemaError:  # of another domain, or of none of this opset
+            found.append(0)
+    return found[0] != found[1]
+
+
 def _callees_first(
     inner: Mapping[_Key, list[onnx.NodeProto]], functions: Mapping[_Key, onnx.FunctionProto], what: str
 ) -> list[_Key]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schedsearch.errors import first_line
-from schedsearch.network.calls import bodies_of, check_calls, functions_of, key_of, nodes_within
+from schedsearch.network.calls import bodies_of, check_calls, functions_of, key_of, nodes_within, settle_opsets
 from schedsearch.network.facts import OF_RUNTIME
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.node_rules import wrong_attribute
@@ -39,8 +39,9 @@ _NO_NAMES = ("?", "-1", "None")  # of open extents, as exporters write them
 def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outline:
     """Refuses a model that is not valid.
 
-    Names of ONNX's domain become one, open extents of inputs get names, nodes are put in the order in which they
-    can run, and external data becomes part of the nodes that hold it; that of weights stays outside.
+    Names of ONNX's domain become one, functions get the opsets of the model, open extents of inputs get names, nodes are
+    put in the order in which they can run, and external data becomes part of the nodes that hold it; that of weights
+    stays outside.
 
     Args:
         what: the model, for messages.
@@ -59,6 +60,7 @@ def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outl
     _check_types(model, what)
     _sort(model.graph, _check_names(model, what))
     check_calls(model, what)
+    settle_opsets(model, what)
     external = _check_tensors(model, what, folder)
     _check_nodes(model, what)
     if not model.graph.output:
