@@ -38,13 +38,15 @@ CANDIDATES = Path(__file__).parent / "results" / "machine_code.json"
 TRIES = 6  # configurations, until one fits
 NOT_DRAWN = "not drawn, or refused"
 SEQUENCES = schedsearch.depthwise_conv1d(n=8, c=64, t=1024, taps=4)
+LARGE_FILTERS = schedsearch.depthwise_conv2d(n=32, h=28, w=28, c=192, r=7, s=7, padding=3)
 FURTHER = {
     "conv2d_tcgen05": schedsearch.conv2d(n=32, h=28, w=28, c=128, k=128, r=3, s=3, padding=1, epilogue=["bias", "relu"]),
     "matmul_tcgen05": schedsearch.dense(m=512, n=1024, k=1024, dtype="float8_e4m3", epilogue=["bias"]),
     "conv2d_reordered": schedsearch.conv2d(
         n=8, h=224, w=224, c=3, k=64, r=7, s=7, stride=2, padding=3, layout="NCHW", output_layout="NHWC"
     ),
-    "depthwise_conv2d_mma": schedsearch.depthwise_conv2d(n=32, h=28, w=28, c=192, r=7, s=7, padding=3),
+    "depthwise_conv2d_mma": LARGE_FILTERS,
+    "depthwise_conv2d_dw_mma": LARGE_FILTERS.replace(direction="grad_weight"),
     "depthwise_conv1d_rows_cuda": SEQUENCES,
     "depthwise_conv1d_lines_cuda": SEQUENCES.replace(layout="NCT"),
     "depthwise_conv1d_any_cuda": SEQUENCES.replace(direction="backward"),

@@ -89,7 +89,8 @@ def spaces_of(template_name: str) -> list[ConfigSpace]:
         depthwise = depthwise_conv2d(n=8, h=32, w=32, c=64, r=3, s=3, padding=1, dtype=dtype)
         directions = [depthwise.replace(direction=each) for each in ("forward", "grad_input", "grad_weight", "grad_both")]
         directions += [depthwise.replace(layout="NCHW", direction=each) for each in ("forward", "grad_weight", "grad_both")]
-        directions += [depthwise.replace(dtype="int8", weight_dtype="int8"), depthwise.replace(r=7, s=7, padding=3)]
+        directions.append(depthwise.replace(dtype="int8", weight_dtype="int8"))
+        directions += [depthwise.replace(r=7, s=7, padding=3, direction=each) for each in ("forward", "grad_weight")]
         return [template.space(workload, target) for workload in directions if template.validate(workload, target) is None]
     if template.op == "depthwise_conv1d":
         sequences = depthwise_conv1d(n=8, c=64, t=1024, taps=4, dtype=dtype)

@@ -39,6 +39,7 @@ TEMPLATES = {  # template -> its module; its other modules are named {module}_..
     "depthwise_conv2d_mma": "depthwise_conv2d.cuda_mma",
     "depthwise_conv2d_dw_planes_cuda": "depthwise_conv2d.cuda_dw_planes",
     "depthwise_conv2d_dw_cuda": "depthwise_conv2d.cuda_dw",
+    "depthwise_conv2d_dw_mma": "depthwise_conv2d.cuda_dw_mma",
     "data_movement_cuda": "data_movement.cuda",
     "data_movement_cpu": "data_movement.cpu",
     "depthwise_conv2d_both_cuda": "depthwise_conv2d.cuda_both",

@@ -17,8 +17,10 @@ from schedsearch.ops.dtypes import dtype
 from schedsearch.target import PRESETS
 from schedsearch.template import Template
 from schedsearch.templates.depthwise_conv2d import (
+    cuda_dw_mma,
     cuda_dw_planes,
     cuda_mma_kernel,
+    cuda_mma_stage,
     cuda_mma_strips,
     cuda_mma_text,
     cuda_pixels,
@@ -40,8 +42,9 @@ H200 = PRESETS["h200"]
 SCALARS = {"leaky_relu_slope": 0.25, "clip_min": -5.0, "clip_max": 6.0}
 UNITS_IN_LAST_PLACE = {"float32": 2**-22, "float16": 2**-10, "bfloat16": 2**-7}
 KERNEL_MODULES = (
-    cuda_dw_planes, cuda_mma_kernel, cuda_mma_strips, cuda_mma_text, cuda_pixels, cuda_pixels_staged, cuda_planes,
-    cuda_weight, cuda_weight_staged, held, patch_text, plane_text, tile_text, tiles, planes, epilogue,
+    cuda_dw_mma, cuda_dw_planes, cuda_mma_kernel, cuda_mma_stage, cuda_mma_strips, cuda_mma_text, cuda_pixels,
+    cuda_pixels_staged, cuda_planes, cuda_weight, cuda_weight_staged, held, patch_text, plane_text, tile_text, tiles, planes,
+    epilogue,
 )  # fmt: skip
 
 

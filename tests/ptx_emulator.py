@@ -87,10 +87,17 @@ class PtxEmulator(Emulator):
     def warp_barrier(self) -> None:
         self.block.exchange(None)
 
-    def _load_matrices(self, address: int) -> tuple[int, ...]:
-        """ldmatrix.x4: lane (g, t) gets word t of row g of four matrices, whose rows are at the addresses of the lanes."""
-        rows, (g, t) = self.block.exchange(int(address)), divmod(self.thread.number % 32, 4)
-        return tuple(int(self._shared(rows[8 * number + g], 16).view(np.uint32)[t]) for number in range(4))
+    def _load_matrices(self, address: int, count: int, transposed: bool) -> tuple[int, ...]:
+        """ldmatrix: lane (g, t) gets word t of row g of each matrix, or element g of rows 2t and 2t + 1.
+
+        The rows of matrix i are at the addresses of lanes 8 i to 8 i + 7. PTX ISA, "ldmatrix"."""
+        addresses, (g, t) = self.block.exchange(int(address)), divmod(self.thread.number % 32, 4)
+        found = []
+        for number in range(count):
+            rows = np.array([self._shared(at, 16) for at in addresses[8 * number : 8 * number + 8]]).view(np.uint16)
+            pair = rows[2 * t : 2 * t + 2, g] if transposed else rows[g, 2 * t : 2 * t + 2]
+            found.append(int(pair[0]) | int(pair[1]) << 16)
+        return tuple(found)
 
     def _multiply(self, words: Sequence[Any], before: Sequence[Any], dtype: str) -> tuple[Any, ...]:
         """mma.sync m16n8k16: four registers of A and two of B, and four sums. PTX ISA, "Matrix Fragments for
@@ -262,7 +269,8 @@ def _instruction(kind: str, suffixes: list[str], operands: list[str]) -> str:
     if kind == "mov":
         return _move(operands)
     if kind == "ldmatrix":
-        return f"{', '.join(_names(operands[0]))} = matrices({_address(operands[1])})"
+        to = _names(operands[0])
+        return f"{', '.join(to)} = matrices({_address(operands[1])}, {len(to)}, {'trans' in suffixes})"
     if kind == "mma":
         to, a, b, before = (", ".join(_names(each)) for each in operands)
         dtype = {"f16": "float16", "bf16": "bfloat16"}[suffixes[-2]]

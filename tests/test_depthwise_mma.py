@@ -21,6 +21,7 @@ from schedsearch.templates.depthwise_conv2d.patches import Axis
 from schedsearch.testing.template_contract import TemplateContract
 
 MMA = load_template("depthwise_conv2d_mma")
+DW = load_template("depthwise_conv2d_dw_mma")
 HMMA, LDSM = 0x23C, 0x83B  # the low 12 bits of instructions, as nvdisasm names them; the same from sm_80 to sm_120
 
 
@@ -52,7 +53,22 @@ class TestMma(TemplateContract):
     )
 
 
-SMALL = {"channels": [4], "height": [2, 4, 7], "down": [1, 2], "tiles": [1, 2]}
+class TestDwMma(TemplateContract):
+    template, target, compiled, samples = DW, H200, 1, 2
+    accepted = (
+        layer(96, 56, direction="grad_weight"),
+        layer(20, 14, n=9, layout="NCHW", dtype="bfloat16", direction="grad_weight", accumulate=True, deterministic=True),
+        layer(3, 33, kernel=5, layout="NCHW", dilation=3, direction="grad_weight"),
+    )
+    refused = (
+        (layer(64, 56), "direction"),
+        (layer(64, 56, kernel=3, direction="grad_weight"), "taps"),
+        (layer(64, 56, dtype="float32", direction="grad_weight"), "dtype"),
+        (layer(64, 2000, kernel=16, s=1, dilation=130, padding=0, direction="grad_weight"), "shared memory"),
+    )
+
+
+SMALL = {"channels": [4], "height": [2, 4, 7], "down": [1, 2]}
 SHAPES: dict[str, dict[str, Any]] = {
     "7x7": dict(n=1, c=8, h=9, w=11, r=7, s=7, padding=3),
     "5x5 with an epilogue": dict(
@@ -72,17 +88,36 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.mark.mostly_long(3)
 def test_strips_give_the_definition(monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], layout: str) -> None:
     workload = depthwise_conv2d(**shape, layout=layout)
-    few = MMA.space(workload, H200).restrict({**SMALL, "each": [1 if layout == "NCHW" else 2]})
+    few = MMA.space(workload, H200).restrict({**SMALL, "tiles": [1, 2], "each": [1 if layout == "NCHW" else 2]})
     emulate(monkeypatch, MMA, workload, few.sample(1, np.random.default_rng(1))[0])
+
+
+FILTERS: dict[str, dict[str, Any]] = {
+    "7x7": dict(n=2, c=8, h=9, w=11, r=7, s=7, padding=3),
+    "4x4, odd channels": dict(n=3, c=5, h=7, w=7, r=4, s=4, padding=(1, 2, 3, 0), accumulate=True),
+    "dilation": dict(n=1, c=2, h=8, w=20, r=4, s=4, padding=3, dilation=(2, 3), weight_layout="HWIO", dtype="bfloat16"),
+    "two products": dict(n=2, c=4, h=5, w=24, r=2, s=13, padding=(0, 6)),
+}
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("shape", FILTERS.values(), ids=FILTERS)
+@pytest.mark.mostly_long(3)
+def test_gradients_of_bands_give_those_of_filters(
+    monkeypatch: pytest.MonkeyPatch, shape: dict[str, Any], layout: str
+) -> None:
+    workload = depthwise_conv2d(**shape, layout=layout, direction="grad_weight")
+    few = DW.space(workload, H200).restrict({**SMALL, "splits": [1, 2] if layout == "NCHW" else [2, 4]})
+    emulate(monkeypatch, DW, workload, few.sample(1, np.random.default_rng(1))[0])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 def test_any_configuration_gives_the_definition(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     """Also tiles of 32 channels, and of several images."""
-    workload = depthwise_conv2d(n=3, c=24, h=9, w=13, r=5, s=5, padding=2, layout=layout)
+    workload = depthwise_conv2d(n=3, c=12, h=7, w=9, r=5, s=5, padding=2, layout=layout)
     space = MMA.space(workload, H200)
-    for config in [*space.sample(3, np.random.default_rng(0)), MMA.default(workload, H200, space)]:
+    for config in [*space.sample(1, np.random.default_rng(0)), MMA.default(workload, H200, space)]:
         emulate(monkeypatch, MMA, workload, config)
 
 
@@ -103,8 +138,8 @@ def test_a_window_of_16_columns_has_what_8_targets_read() -> None:
     5 before, and take two products."""
     assert [blocks_of(layer(96, 56, kernel)).steps for kernel in (5, 7, 9, 11, 25)] == [1, 1, 1, 2, 2]
     of_channels, of_columns = blocks_of(layer(96, 56)), blocks_of(layer(96, 56, layout="NCHW"))
-    assert (of_channels.of_copy, of_channels.slack, of_channels.origin, of_channels.steps) == (8, 0, -3, 1)
-    assert (of_columns.of_copy, of_columns.slack, of_columns.origin, of_columns.steps) == (4, 1, -4, 1)
+    assert (of_channels.of_copy, of_channels.slack, of_channels.sources.first[1], of_channels.steps) == (8, 0, -3, 1)
+    assert (of_columns.of_copy, of_columns.slack, of_columns.sources.first[1], of_columns.steps) == (4, 1, -4, 1)
     assert blocks_of(layer(96, 33, layout="NCHW")).of_copy == 1
     assert blocks_of(layer(96, 56, kernel=8, padding=8, layout="NCHW")).of_copy == 8
 
@@ -114,20 +149,21 @@ def test_eight_windows_are_in_different_banks(across: int, down: int, height: in
     """ldmatrix reads 16 bytes of eight strips at once. Not so of strips with 8 rows, one below the other: their rows are
     multiples of 4 words, so the strips are multiples of 32 apart."""
     blocks = blocks_of(layer(96, 56), height=height, across=across, down=down)
-    row, image, plane = blocks.pitches
+    row, image, plane = blocks.sources.pitches
     words = [
         strip // across * height * row + strip % across * 4 + word for strip in range(8) for word in range(4)
     ]  # fmt: skip
     assert row % 4 == image % 4 == plane % 4 == 0
     assert sorted(word % 32 for word in words) == list(range(32))
-    assert blocks.group_words % 32 == 16  # a warp writes 16 pairs of pixels to a plane of each half of the channels
+    assert blocks.sources.group_words % 32 == 16  # a warp writes 16 pairs of pixels to a plane of each half of the channels
 
 
 def test_it_comes_behind_templates_that_cards_have_measured() -> None:
     """Of several templates, the first one's default serves a workload that has no record."""
-    for workload in TestMma.accepted:
-        names = [template.name for template in load_templates().matching(workload, H200)]
-        assert names[-1] == "depthwise_conv2d_mma" and len(names) > 1
+    for test in (TestMma, TestDwMma):
+        for workload in test.accepted:
+            names = [template.name for template in load_templates().matching(workload, H200)]
+            assert names[-1] == test.template.name and len(names) > 1
 
 
 @pytest.mark.long
@@ -145,11 +181,25 @@ def test_machine_code(layout: str, card: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("card", ["a100", "h200", "rtx5090"])
+def test_machine_code_of_dw(card: str) -> None:
+    """Besides, a load for each row of targets."""
+    workload, target = layer(96, 56, direction="grad_weight"), PRESETS[card]
+    config = Config(channels=16, height=4, across=7, down=2, images=1, splits=64, registers=128)
+    assert not DW.space(workload, target).check(config)
+    built = compile_source(DW.kernel(workload, target, config), target)
+    assert built.resources.spill_bytes == built.resources.local_bytes == 0
+    opcodes = [each & 0xFFF for each in instructions(built.artifact.code)]
+    assert opcodes.count(HMMA) == 7 * 4 and opcodes.count(LDSM) == 4 + 6 + 4
+
+
+@pytest.mark.long
 def test_samples_compile_without_spills() -> None:
     rng = np.random.default_rng(5)
-    for workload in TestMma.accepted:
-        for config in MMA.space(workload, H200).sample(2, rng):
-            resources = compile_source(MMA.kernel(workload, H200, config), H200).resources
+    for test in (TestMma, TestDwMma):
+        for workload in test.accepted:
+            (config,) = test.template.space(workload, H200).sample(1, rng)
+            resources = compile_source(test.template.kernel(workload, H200, config), H200).resources
             assert resources.spill_bytes == resources.local_bytes == 0, (workload.label, dict(config), resources)
 
 
@@ -158,7 +208,7 @@ def test_older_cards_are_refused() -> None:
     assert "8.0" in str(MMA.validate(layer(64, 56), turing))
 
 
-DEVICE_SHAPES = [*SHAPES, "56x56", "14x14"]
+DEVICE_SHAPES = [*SHAPES, "56x56", "14x14", "dw 56x56", "dw 14x14"]
 
 
 @pytest.mark.gpu
@@ -170,14 +220,17 @@ def test_results_on_a_device(some_of: Callable[..., Any], number: int, layout: s
     larger = {
         "56x56": layer(40, 56, n=3, layout=layout, epilogue=("bias", "relu")),
         "14x14": layer(72, 14, n=9, layout=layout, direction="grad_input", dtype="bfloat16"),
+        "dw 56x56": layer(40, 56, n=3, layout=layout, direction="grad_weight"),
+        "dw 14x14": layer(72, 14, n=9, layout=layout, direction="grad_weight", dtype="bfloat16", accumulate=True),
     }
     shape = DEVICE_SHAPES[number]
     workload = larger[shape] if shape in larger else depthwise_conv2d(**SHAPES[shape], layout=layout)
     device = open_device(detect("cuda"))
     try:
-        space = MMA.space(workload, device.target)
-        configs = [MMA.default(workload, device.target, space), *space.sample(3, np.random.default_rng(0))]
+        template = DW if workload.direction == "grad_weight" else MMA
+        space = template.space(workload, device.target)
+        configs = [template.default(workload, device.target, space), *space.sample(3, np.random.default_rng(0))]
         for config in some_of(configs, number):
-            run_on_device(device, MMA, workload, config)
+            run_on_device(device, template, workload, config)
     finally:
         device.close()

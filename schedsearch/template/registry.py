@@ -42,6 +42,7 @@ BUILT_IN = {
     "data_movement_cpu": "schedsearch.templates.data_movement.cpu:DataMovementCpu",
     "depthwise_conv2d_dw_planes_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw_planes:DepthwiseConv2dDwPlanesCuda",
     "depthwise_conv2d_dw_cuda": "schedsearch.templates.depthwise_conv2d.cuda_dw:DepthwiseConv2dDwCuda",
+    "depthwise_conv2d_dw_mma": "schedsearch.templates.depthwise_conv2d.cuda_dw_mma:DepthwiseConv2dDwMma",  # nor this one
     "depthwise_conv2d_both_cuda": "schedsearch.templates.depthwise_conv2d.cuda_both:DepthwiseConv2dBothCuda",
     "depthwise_conv2d_cpu": "schedsearch.templates.depthwise_conv2d.cpu:DepthwiseConv2dCpu",
     "depthwise_conv2d_cpu_int8": "schedsearch.templates.depthwise_conv2d.cpu_int8:DepthwiseConv2dCpuInt8",

@@ -1,8 +1,7 @@
 """The kernel of `depthwise_conv2d_mma`: stage the sources of a tile, multiply windows by bands, store; tile by tile.
 
-In NCHW the planes of a tile are copied as they are, and threads store their results to global memory. In NHWC the block
-transposes: it loads two neighbouring pixels at a time and writes a word to the plane of each channel. Results take the place
-of the sources, and go back the same way.
+In NCHW threads store their results to global memory. In NHWC results take the place of the sources in shared memory, and are
+transposed on their way back, as the sources were (`cuda_mma_stage`).
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from numba import cuda
 from schedsearch.backend.ops import shared_base
 from schedsearch.ops.depthwise_conv2d import DepthwiseConv2dParams
 from schedsearch.templates.depthwise_conv2d import cuda_mma_text, held, patch_text
+from schedsearch.templates.depthwise_conv2d.cuda_mma_stage import copy_pixels, stage_of
 from schedsearch.templates.depthwise_conv2d.cuda_mma_strips import (
     ELEMENT_BYTES,
     MATRIX_WORDS,
-    STRIP_COLUMNS,
     WORD_BYTES,
     StripBlocks,
 )
@@ -44,11 +43,11 @@ def build_kernel(
     of_filter, of_tap_row, of_tap_column = (weight_strides[axis].outer for axis in "OHW")
     block_channels, warps, two = blocks.block_channels, blocks.warps, blocks.each == 2
     channels, channel_blocks, strips, slack = blocks.channels, blocks.channel_blocks, blocks.strips, blocks.slack
-    tiles, tile_count, (row_words, image_words, _) = blocks.tiles, blocks.tile_count, blocks.pitches
+    tiles, tile_count, (row_words, image_words, _) = blocks.tiles, blocks.tile_count, blocks.sources.pitches
     band_count, channels_last = cuda_mma_text.band_words(blocks), blocks.channels_last
-    place, strip_place, plane_of = blocks.place(), blocks.strip_place(), _plane_place(blocks)
-    stage = (_stage_pixels if channels_last else _stage_planes)(workload, blocks, source_name)
-    copy_out = _copy_pixels(workload, blocks, target_name)
+    place, strip_place, plane_of = blocks.place(), blocks.strip_place(), blocks.sources.plane_place()
+    stage = stage_of(blocks, blocks.sources, strides_of(workload, source_name))
+    copy_out = copy_pixels(blocks, strides_of(workload, target_name))
     load_bands = cuda_mma_text.load_bands(blocks, (of_tap_row, of_tap_column))
     patch = patch_of(workload, blocks)
     load_operands, operand_words = held.load_operands(patch, epilogue), held.held_operands(patch, epilogue)
@@ -116,7 +115,7 @@ def _multiply_channel(
     of_image, of_channel = strides["N"].outer, strides["C"].outer
     of_row, of_column = patch.target
     channels, images, strips, channels_last = blocks.channels, blocks.images, blocks.strips, blocks.channels_last
-    rows, columns, (row_words, image_words, _) = blocks.rows.targets, blocks.columns.targets, blocks.pitches
+    rows, columns, (row_words, image_words, _) = blocks.rows.targets, blocks.columns.targets, blocks.sources.pitches
     sums_count, strip_place = patch.sums, blocks.strip_place()
     multiply_strips = cuda_mma_text.multiply_strips(blocks, workload.params.dtype)
     staged_row = row_words * WORD_BYTES if channels_last else 0
@@ -157,125 +156,3 @@ def _multiply_channel(
             finish_strip(lower, taken, i32(strip + 8), plane, tile, k, pair, target, before, operands)
 
     return multiply
-
-
-def _plane_place(blocks: StripBlocks) -> Callable[[Any], Any]:
-    """channel of the block -> bytes from the first plane in shared memory to its own."""
-    of_group = blocks.of_group
-    plane_bytes, group_bytes = blocks.pitches[2] * WORD_BYTES, blocks.group_words * WORD_BYTES
-
-    def place_of(channel: Any) -> Any:
-        group = i32(channel // of_group)
-        return i32(group * group_bytes + (channel - group * of_group) * plane_bytes)
-
-    return place_of
-
-
-def _stage_planes(workload: Workload[DepthwiseConv2dParams], blocks: StripBlocks, name: str) -> Callable[..., None]:
-    """`stage(shared, array, tile, channel, thread)`: copies the planes of a tile of NCHW, zeros outside."""
-    strides = strides_of(workload, name)
-    of_image, of_channel, of_row = (strides[axis].outer for axis in "NCH")
-    rows, columns, channels, images = blocks.rows.sources, blocks.columns.sources, blocks.channels, blocks.images
-    above, left, staged_rows, together = blocks.down_reach.first, blocks.origin, blocks.staged_rows, blocks.together
-    of_copy, threads = blocks.of_copy, blocks.threads
-    pieces, nbytes = blocks.staged_columns // of_copy, of_copy * ELEMENT_BYTES
-    count = blocks.block_channels * together * staged_rows * pieces
-    (row_bytes, image_bytes, _), plane_of = (pitch * WORD_BYTES for pitch in blocks.pitches), _plane_place(blocks)
-    copy, wait_all = ptx.cp_async(nbytes), ptx.cp_async_wait(0)
-
-    def stage(shared: Any, array: Any, tile: Any, channel: Any, thread: Any) -> None:
-        for number in range(i32(thread), i32(count), i32(threads)):
-            line = u32(u32(number) // u32(pieces))
-            piece = i32(number - line * pieces)
-            plane = u32(line // u32(staged_rows))
-            down = i32(line - plane * staged_rows)
-            number_of_channel = u32(plane // u32(together))
-            along = i32(plane - number_of_channel * together)
-            n, h, w = i32(tile[0] + along), i32(tile[1] + above + down), i32(tile[2] + left + piece * of_copy)
-            c = i32(channel + i32(number_of_channel))
-            inside = (u32(h) < u32(rows)) & (u32(w) < u32(columns)) & (n < images) & (c < channels)
-            offset = i64(i64(n) * of_image + i64(c) * of_channel + i64(h) * of_row + i64(w))
-            staged = u32(shared + plane_of(i32(number_of_channel)) + along * image_bytes + down * row_bytes + piece * nbytes)
-            copy(staged, u64(array + u64(offset * ELEMENT_BYTES)), i32(nbytes if inside else 0))
-        ptx.cp_async_commit()
-        wait_all()
-
-    return stage
-
-
-def _pixel_pairs(blocks: StripBlocks, rows: int, pairs: int) -> Callable[[Any], Any]:
-    """item -> (access to the block's channels, image, row, pair of columns) within a tile of so many rows and pairs."""
-    parts = blocks.block_channels // blocks.of_copy
-
-    def place_of(item: Any) -> Any:
-        rest = u32(item // u32(parts))
-        line = u32(rest // u32(pairs))
-        image = u32(line // u32(rows))
-        return i32(item - rest * parts), i32(image), i32(line - image * rows), i32(rest - line * pairs)
-
-    return place_of
-
-
-def _stage_pixels(workload: Workload[DepthwiseConv2dParams], blocks: StripBlocks, name: str) -> Callable[..., None]:
-    """The same for NHWC: two pairs of pixels of a thread are in flight at once."""
-    strides = strides_of(workload, name)
-    of_image, of_row, of_column = (strides[axis].outer for axis in "NHW")
-    rows, columns, channels, images = blocks.rows.sources, blocks.columns.sources, blocks.channels, blocks.images
-    above, left, of_copy, threads = blocks.down_reach.first, blocks.origin, blocks.of_copy, blocks.threads
-    (row_bytes, image_bytes, _), plane_of = (pitch * WORD_BYTES for pitch in blocks.pitches), _plane_place(blocks)
-    staged_rows, pairs, parts = blocks.staged_rows, blocks.staged_columns // 2, blocks.block_channels // of_copy
-    items, words = parts * blocks.together * staged_rows * pairs, cuda_mma_text.pixel_words(blocks)
-    place = _pixel_pairs(blocks, staged_rows, pairs)
-    load = cuda_mma_text.load_pixels(blocks, of_column * ELEMENT_BYTES)
-    spread = cuda_mma_text.spread_pixels(blocks)
-
-    def load_item(pixels: Any, item: Any, array: Any, tile: Any, channel: Any) -> Any:
-        part, along, down, pair = place(u32(item))
-        n, h, w = i32(tile[0] + along), i32(tile[1] + above + down), i32(tile[2] + left + pair * 2)
-        c = i32(channel + part * of_copy)
-        inside = (item < items) & (u32(h) < u32(rows)) & (n < images) & (c < channels)
-        offset = i64(i64(n) * of_image + i64(h) * of_row + i64(w) * of_column + i64(c))
-        address = u64(array + u64(offset * ELEMENT_BYTES))
-        load(pixels, address, i32(inside & (u32(w) < u32(columns))), i32(inside & (u32(w + 1) < u32(columns))))
-        return u32(plane_of(part * of_copy) + along * image_bytes + down * row_bytes + pair * WORD_BYTES)
-
-    def stage(shared: Any, array: Any, tile: Any, channel: Any, thread: Any) -> None:
-        one = cuda.local.array(words, u32)
-        other = cuda.local.array(words, u32)
-        for item in range(i32(thread), i32(items), i32(2 * threads)):
-            second = i32(item + threads)
-            at = load_item(one, i32(item), array, tile, channel)
-            second_at = load_item(other, second, array, tile, channel)
-            spread(one, u32(shared + at))
-            if second < items:
-                spread(other, u32(shared + second_at))
-
-    return stage
-
-
-def _copy_pixels(workload: Workload[DepthwiseConv2dParams], blocks: StripBlocks, name: str) -> Callable[..., None]:
-    """`copy_out(shared, array, tile, channel, thread)`: the results of a tile of NHWC, from their planes."""
-    strides = strides_of(workload, name)
-    of_image, of_row, of_column = (strides[axis].outer for axis in "NHW")
-    rows, columns, channels, images = blocks.rows.targets, blocks.columns.targets, blocks.channels, blocks.images
-    of_copy, threads = blocks.of_copy, blocks.threads
-    (row_bytes, image_bytes, _), plane_of = (pitch * WORD_BYTES for pitch in blocks.pitches), _plane_place(blocks)
-    tile_rows, pairs, parts = (
-        blocks.height * blocks.down,
-        STRIP_COLUMNS * blocks.across // 2,
-        blocks.block_channels // of_copy,
-    )
-    items, place = parts * blocks.together * tile_rows * pairs, _pixel_pairs(blocks, tile_rows, pairs)
-    gather = cuda_mma_text.gather_pixels(blocks, of_column * ELEMENT_BYTES)
-
-    def copy_out(shared: Any, array: Any, tile: Any, channel: Any, thread: Any) -> None:
-        for item in range(i32(thread), i32(items), i32(threads)):
-            part, along, down, pair = place(u32(item))
-            n, h, w, c = i32(tile[0] + along), i32(tile[1] + down), i32(tile[2] + pair * 2), i32(channel + part * of_copy)
-            inside = (h < rows) & (n < images) & (c < channels)
-            offset = i64(i64(n) * of_image + i64(h) * of_row + i64(w) * of_column + i64(c))
-            staged = u32(shared + plane_of(part * of_copy) + along * image_bytes + down * row_bytes + pair * WORD_BYTES)
-            address = u64(array + u64(offset * ELEMENT_BYTES))
-            gather(address, staged, i32(inside & (w < columns)), i32(inside & (w + 1 < columns)))
-
-    return copy_out

@@ -195,44 +195,77 @@ class StripBlocks:
         """Products that a window takes."""
         return self.across_reach.products(self.slack)
 
-    @property
-    def origin(self) -> int:
-        """The first column that is staged, relative to the first target's."""
-        return self.across_reach.first - self.slack
-
     # ---- shared memory
 
-    @property
-    def staged_columns(self) -> int:
-        return STRIP_COLUMNS * (self.across - 1) + STEP_COLUMNS * self.steps
-
-    @property
-    def staged_rows(self) -> int:
-        """Of an image."""
-        return self.height * self.down + self.down_reach.extent - 1
+    @cached_property
+    def sources(self) -> StagedPlanes:
+        """What is staged of the sources: the windows of all strips."""
+        above, left = self.down_reach.first, self.across_reach.first - self.slack
+        columns = STRIP_COLUMNS * (self.across - 1) + STEP_COLUMNS * self.steps
+        rows = self.height * self.down + self.down_reach.extent - 1
+        return self._staged((self.rows.sources, self.columns.sources), (above, left), (rows, columns), self.of_copy)
 
     @cached_property
-    def pitches(self) -> tuple[int, int, int]:
-        """Words of shared memory from a row, an image and a plane to the next."""
-        row, image = _pitches(self.staged_columns // 2, self.staged_rows, self.across, self.down, self.together, self.height)
-        return row, image, image * self.together
+    def targets(self) -> StagedPlanes:
+        """The same of the targets, if they are read: those of all strips."""
+        of_copy = self.of_copy if self.channels_last else next(n for n in (8, 4, 2, 1) if self.columns.targets % n == 0)
+        extents = self.height * self.down, STRIP_COLUMNS * self.across
+        return self._staged((self.rows.targets, self.columns.targets), (0, 0), extents, of_copy)
 
-    @property
-    def of_group(self) -> int:
-        """Channels that lie `plane` words apart: those of an access to NHWC."""
-        return self.of_copy if self.channels_last else 1
+    def _staged(
+        self, plane: tuple[int, int], first: tuple[int, int], extents: tuple[int, int], of_copy: int
+    ) -> StagedPlanes:
+        row, image = _pitches(extents[1] // 2, extents[0], self.across, self.down, self.together, self.height)
+        of_group = of_copy if self.channels_last else 1
+        pitches = row, image, image * self.together
+        return StagedPlanes(plane, first, extents, of_copy, of_group, pitches, self.block_channels)
+
+
+@dataclass(frozen=True)
+class StagedPlanes:
+    """What a block stages of one array: a part of the planes of its channels and of some images.
+
+    Attributes:
+        plane: rows and columns of a whole plane.
+        first: row and column of the first element, relative to the first target of a tile.
+        extents: rows and columns.
+        of_copy: elements of an access to global memory.
+        of_group: channels that lie a plane's pitch apart: those of an access to NHWC.
+        pitches: words of shared memory from a row, an image and a plane to the next.
+        channels: of the block.
+    """
+
+    plane: tuple[int, int]
+    first: tuple[int, int]
+    extents: tuple[int, int]
+    of_copy: int
+    of_group: int
+    pitches: tuple[int, int, int]
+    channels: int
 
     @property
     def group_words(self) -> int:
-        """Words from such a group of planes to the next. In NHWC a warp writes to all groups at once, to other banks."""
+        """Words from a group of planes to the next. In NHWC a warp writes to all groups at once, to other banks."""
         words = self.of_group * self.pitches[2]
-        if not self.channels_last or self.of_group == self.block_channels:
+        if self.of_group in (1, self.channels):
             return words
-        return words + (max(32 * self.of_group // self.block_channels, MATRIX_WORDS) - words) % 32
+        return words + (max(32 * self.of_group // self.channels, MATRIX_WORDS) - words) % 32
 
     @property
-    def shared_bytes(self) -> int:
-        return self.block_channels // self.of_group * self.group_words * WORD_BYTES
+    def nbytes(self) -> int:
+        """Of shared memory."""
+        return self.channels // self.of_group * self.group_words * WORD_BYTES
+
+    def plane_place(self) -> Callable[[Any], Any]:
+        """channel of the block -> bytes from the first plane in shared memory to its own."""
+        of_group = self.of_group
+        plane_bytes, group_bytes = self.pitches[2] * WORD_BYTES, self.group_words * WORD_BYTES
+
+        def place_of(channel: Any) -> Any:
+            group = i32(channel // of_group)
+            return i32(group * group_bytes + (channel - group * of_group) * plane_bytes)
+
+        return place_of
 
 
 @functools.cache

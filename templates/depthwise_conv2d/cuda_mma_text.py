@@ -1,23 +1,32 @@
-"""Device operations of `depthwise_conv2d_mma`, generated as PTX: bands of the filter, products of windows, planes of pixels.
+"""Device operations of the templates on tensor cores, generated as PTX: bands of filters, products of windows, pixels.
 
 Source: PTX ISA, "Warp Level Matrix Instructions" (fragments of m16n8k16), "Data Movement: prmt".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from schedsearch.backend.ops import device_op
 from schedsearch.templates.depthwise_conv2d.cuda_mma_strips import (
     ELEMENT_BYTES,
     STEP_COLUMNS,
+    STRIP_COLUMNS,
+    STRIPS,
     WORD_BYTES,
     Reach,
+    StagedPlanes,
     StripBlocks,
 )
 from schedsearch.templates.depthwise_conv2d.ptx_text import VECTOR, Text
-from schedsearch.templates.parts.warp_tiles import LOAD_MATRICES, mma_text
+from schedsearch.templates.parts.warp_tiles import (
+    LOAD_MATRICES,
+    LOAD_MATRICES_TRANSPOSED,
+    LOAD_TWO_MATRICES_TRANSPOSED,
+    mma_text,
+)
 
+SUM_BYTES = 4
 LANE_ROWS = (0, 1, 8, 9)  # of a fragment of B, from row 2 * (lane % 4) on
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632  # selectors of prmt: a word of the lower, or upper, halves of two words
 
@@ -76,34 +85,14 @@ def multiply_strips(blocks: StripBlocks, dtype: str) -> Callable[..., None]:
 
     Lane (g, t) gets columns 2t and 2t + 1 of all rows of strip g in `upper`, of strip g + 8 in `lower`, in the order (row,
     column). `windows` (u32) is a lane's shared address for ldmatrix: that of column lane / 16 * 8 of the first row of the
-    window of strip lane % 16. The windows of the next row of sources are loaded before those of one are multiplied.
+    window of strip lane % 16.
     """
-    text, height, rows, steps = Text(), blocks.height, blocks.down_reach, blocks.steps
-    row_bytes = blocks.pitches[0] * WORD_BYTES
+    text, height, steps = Text(), blocks.height, blocks.steps
     zero = text.one("f32")
     text.add(f"mov.f32 {zero}, 0f00000000;")
-    meetings = {
-        source: [(source - number * rows.step, number) for number in range(rows.taps)]
-        for source in range(height + rows.extent - 1)
-    }
-    meetings = {
-        source: [(target, number) for target, number in pairs if 0 <= target < height] for source, pairs in meetings.items()
-    }
-    waiting = [source for source, pairs in meetings.items() if pairs]
-    loaded: dict[int, list[list[str]]] = {}
-
-    def load(source: int) -> None:
-        loaded[source] = [text.new("b32", 4) for _ in range(steps)]
-        for step, a in enumerate(loaded[source]):
-            offset = source * row_bytes + step * STEP_COLUMNS * ELEMENT_BYTES
-            text.add(f"{LOAD_MATRICES} {{{', '.join(a)}}}, [$windows+{offset}];")
-
-    load(waiting[0])
-    for source, after in zip(waiting, [*waiting[1:], None]):
-        if after is not None:
-            load(after)
-        for step, a in enumerate(loaded.pop(source)):
-            for target, number in meetings[source]:
+    for windows, meetings in _rows_of_windows(text, blocks, LOAD_MATRICES):
+        for step, a in enumerate(windows):
+            for target, number in meetings:
                 first = 2 * (number * steps + step)
                 sums = [f"${half}[{2 * target + i}]" for half in ("upper", "lower") for i in range(2)]
                 before = [zero] * 4 if number == step == 0 else sums
@@ -115,38 +104,121 @@ def multiply_strips(blocks: StripBlocks, dtype: str) -> Callable[..., None]:
     )  # fmt: skip
 
 
-def pixel_words(blocks: StripBlocks) -> int:
+def _rows_of_windows(
+    text: Text, blocks: StripBlocks, load: str
+) -> Iterator[tuple[list[list[str]], list[tuple[int, int]]]]:  # fmt: skip
+    """For each row of sources the registers of its windows, four for each product, and the (row of targets, row of the
+    filter) that it meets. The windows of the next row are loaded before those of one are given."""
+    rows, row_bytes = blocks.down_reach, blocks.sources.pitches[0] * WORD_BYTES
+    found = list[tuple[int, list[tuple[int, int]]]]()
+    for source in range(blocks.height + rows.extent - 1):
+        pairs = [(source - number * rows.step, number) for number in range(rows.taps)]
+        if inside := [(target, number) for target, number in pairs if 0 <= target < blocks.height]:
+            found.append((source, inside))
+
+    def loaded(source: int) -> list[list[str]]:
+        windows = [text.new("b32", 4) for _ in range(blocks.steps)]
+        for step, registers in enumerate(windows):
+            offset = source * row_bytes + step * STEP_COLUMNS * ELEMENT_BYTES
+            text.add(f"{load} {{{', '.join(registers)}}}, [$windows+{offset}];")
+        return windows
+
+    ahead = loaded(found[0][0])
+    for (_, meetings), following in zip(found, [*found[1:], None]):
+        windows, ahead = ahead, loaded(following[0]) if following else []
+        yield windows, meetings
+
+
+# ---- the gradient of bands
+
+
+def band_sums(blocks: StripBlocks) -> int:
+    """Sums of a thread: four of a band's 16 x 8 for each row of the filter and product of a window."""
+    return 4 * blocks.down_reach.taps * blocks.steps
+
+
+def add_to_bands(blocks: StripBlocks, dtype: str) -> Callable[..., None]:
+    """sums += windows transposed x targets, over the strips of a warp and their rows: (sums[band_sums], windows, targets,
+    low_strips, high_strips).
+
+    The sums are the gradients of the filter's bands. `windows` (u32) is a lane's shared address for ldmatrix: of column
+    lane / 8 % 2 * 8 of the first row of the window of strip lane / 16 * 8 + lane % 8; `targets` (u32) that of the first row
+    of strip lane % 16. Lane (g, t) has the targets of strips 2t and 2t + 1 in the halves of a word, and those of strips
+    2t + 8 and 2t + 9 in another one. With fewer than 16 strips, `low_strips` and `high_strips` (u32) have ones for those
+    that exist.
+    """
+    text, height, steps = Text(), blocks.height, blocks.steps
+    row_bytes, all_exist = blocks.targets.pitches[0] * WORD_BYTES, blocks.strips == STRIPS
+    targets = dict[int, list[str]]()
+    for windows, meetings in _rows_of_windows(text, blocks, LOAD_MATRICES_TRANSPOSED):
+        for target, _ in meetings:
+            if target not in targets:
+                targets[target] = text.new("b32", 2)
+                group = f"{{{', '.join(targets[target])}}}"
+                text.add(f"{LOAD_TWO_MATRICES_TRANSPOSED} {group}, [$targets+{target * row_bytes}];")
+                for word, strips in zip(targets[target], () if all_exist else ("low_strips", "high_strips")):
+                    text.add(f"and.b32 {word}, {word}, ${strips};")
+        for step, a in enumerate(windows):
+            for target, number in meetings:
+                first = 4 * (number * steps + step)
+                sums = [f"$sums[{first + i}]" for i in range(4)]
+                text.add(mma_text(dtype, sums, a, targets[target], sums))
+    assert len(targets) == height
+    return device_op(
+        "add_to_bands", text.block(), inout={"sums": ("f32", band_sums(blocks))},
+        ins=dict.fromkeys(("windows", "targets", "low_strips", "high_strips"), "u32"), unused=("low_strips", "high_strips"),
+        convergent=True,
+    )  # fmt: skip
+
+
+def store_bands(blocks: StripBlocks) -> Callable[..., None]:
+    """Writes the gradients of a warp's bands to shared memory, 8 float32 a row: (sums[band_sums], shared). `shared` (u32) is
+    the address of row lane / 4 and column lane % 4 * 2 of the first one."""
+    lines = []
+    for band in range(blocks.down_reach.taps * blocks.steps):
+        for half in range(2):
+            offset = (STEP_COLUMNS * band + 8 * half) * STRIP_COLUMNS * SUM_BYTES
+            first = 4 * band + 2 * half
+            lines.append(f"st.shared.v2.f32 [$shared+{offset}], {{$sums[{first}], $sums[{first + 1}]}};")
+    inout = {"sums": ("f32", band_sums(blocks))}
+    return device_op("store_bands", "\n".join(lines), inout=inout, ins={"shared": "u32"})
+
+
+# ---- pixels of NHWC
+
+
+def pixel_words(staged: StagedPlanes) -> int:
     """Registers of two neighbouring pixels of an access to NHWC."""
-    return 2 * max(blocks.of_copy // 2, 1)
+    return 2 * max(staged.of_copy // 2, 1)
 
 
-def load_pixels(blocks: StripBlocks, column_bytes: int) -> Callable[..., None]:
+def load_pixels(staged: StagedPlanes, column_bytes: int) -> Callable[..., None]:
     """Loads some channels of two neighbouring pixels: (pixels[pixel_words], address, first_inside, second_inside).
 
     Pixels that are not inside are zeros."""
-    text, count = Text(), pixel_words(blocks) // 2
+    text, count = Text(), pixel_words(staged) // 2
     for pixel, name in enumerate(("first", "second")):
         words = [f"$pixels[{count * pixel + i}]" for i in range(count)]
         inside = text.one("pred")
         text.add(f"setp.ne.s32 {inside}, ${name}_inside, 0;", *(f"mov.b32 {word}, 0;" for word in words))
-        kind, group = _access(blocks, words)
+        kind, group = _access(staged, words)
         text.add(f"@{inside} ld.global.nc{kind} {group}, [$address+{pixel * column_bytes}];")
     ins = {"address": "u64", "first_inside": "i32", "second_inside": "i32"}
     return device_op("load_pixels", text.block(), inout={"pixels": ("u32", 2 * count)}, ins=ins)
 
 
-def _access(blocks: StripBlocks, words: list[str]) -> tuple[str, str]:
+def _access(staged: StagedPlanes, words: list[str]) -> tuple[str, str]:
     """How an access to one pixel ends, and its registers."""
-    if blocks.of_copy == 1:
+    if staged.of_copy == 1:
         return ".u16", words[0]
     return f"{VECTOR[len(words)]}.b32", f"{{{', '.join(words)}}}" if len(words) > 1 else words[0]
 
 
-def spread_pixels(blocks: StripBlocks) -> Callable[..., None]:
+def spread_pixels(staged: StagedPlanes) -> Callable[..., None]:
     """Writes two pixels to the planes of their channels, as a word of each: (pixels[pixel_words], staged)."""
-    text, count = Text(), pixel_words(blocks) // 2
-    plane_bytes = blocks.pitches[2] * WORD_BYTES
-    for channel in range(blocks.of_copy):
+    text, count = Text(), pixel_words(staged) // 2
+    plane_bytes = staged.pitches[2] * WORD_BYTES
+    for channel in range(staged.of_copy):
         word, both = text.one("b32"), (f"$pixels[{channel // 2}]", f"$pixels[{count + channel // 2}]")
         text.add(f"prmt.b32 {word}, {both[0]}, {both[1]}, {HIGH_HALVES if channel % 2 else LOW_HALVES:#x};")
         text.add(f"st.shared.b32 [$staged+{channel * plane_bytes}], {word};")
@@ -155,19 +227,19 @@ def spread_pixels(blocks: StripBlocks) -> Callable[..., None]:
     )  # fmt: skip
 
 
-def gather_pixels(blocks: StripBlocks, column_bytes: int) -> Callable[..., None]:
+def gather_pixels(staged: StagedPlanes, column_bytes: int) -> Callable[..., None]:
     """The way back: two pixels from the planes of their channels to global memory, those inside: (address, staged,
     first_inside, second_inside)."""
-    text, count = Text(), pixel_words(blocks) // 2
-    plane_bytes = blocks.pitches[2] * WORD_BYTES
-    planes = text.new("b32", blocks.of_copy)
+    text, count = Text(), pixel_words(staged) // 2
+    plane_bytes = staged.pitches[2] * WORD_BYTES
+    planes = text.new("b32", staged.of_copy)
     text.add(*(f"ld.shared.b32 {word}, [$staged+{channel * plane_bytes}];" for channel, word in enumerate(planes)))
     for pixel, name in enumerate(("first", "second")):
         words, inside = text.new("b32", count), text.one("pred")
         for i, word in enumerate(words):
-            low, high = planes[2 * i], planes[min(2 * i + 1, blocks.of_copy - 1)]
+            low, high = planes[2 * i], planes[min(2 * i + 1, staged.of_copy - 1)]
             text.add(f"prmt.b32 {word}, {low}, {high}, {HIGH_HALVES if pixel else LOW_HALVES:#x};")
-        kind, group = _access(blocks, words)
+        kind, group = _access(staged, words)
         text.add(f"setp.ne.s32 {inside}, ${name}_inside, 0;")
         text.add(f"@{inside} st.global{kind} [$address+{pixel * column_bytes}], {group};")
     ins = {"address": "u64", "staged": "u32", "first_inside": "i32", "second_inside": "i32"}

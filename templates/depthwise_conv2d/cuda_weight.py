@@ -156,26 +156,49 @@ def build_kernel(workload: Workload[DepthwiseConv2dParams], reduction: Reduction
     return kernel
 
 
+def write_sum(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) -> Callable[..., None]:
+    """`write(channel, tap's row and column, total, split, before, out)`: a sum of a block goes to dw if there is one split,
+    else to the workspace or to what atomics add to."""
+    p = workload.params
+    channels, taps_w = reduction.blocks.channels, reduction.blocks.patch.columns.taps
+    elements, alone, atomic = reduction.filter_elements, reduction.splits == 1, reduction.atomic
+    strides, element = filter_strides(workload), dtype_of(p.dtype).nbytes
+    of_filter, of_row, of_column = (strides[axis].outer for axis in "OHW")
+    to_filter = alone or (atomic and p.dtype == "float32")  # the order of dw; that of the workspace is (tap, channel)
+    write = patch_text.write_gradient(p.dtype, p.accumulate)
+    write_part, add_to_global = patch_text.write_gradient("float32", False), patch_text.add_to_global()
+
+    def write_one(k: Any, row: Any, column: Any, total: Any, split: Any, before: Any, out: Any) -> None:
+        if to_filter:
+            offset = i64(i64(k) * of_filter + row * of_row + column * of_column)
+        else:
+            offset = i64(i64(row * taps_w + column) * channels + k)
+        if alone:
+            offset = i64(offset * element)
+            write(u64(out + u64(offset)), u64(before + u64(offset)), total)
+        elif atomic:
+            add_to_global(u64(out + u64(offset * SUM_BYTES)), total)
+        else:
+            at_part = i64(i64(split) * elements + offset)
+            write_part(u64(out + u64(at_part * SUM_BYTES)), u64(0), total)
+
+    return write_one
+
+
 def block_sums(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) -> Callable[..., None]:
     """`add_up(sums, shared, thread, first channel, first tap's row and column, split, before, out)`.
 
     Shared memory has a row for each sum of a thread, with the threads side by side, then the sums of parts of the threads.
     """
-    p = workload.params
     blocks, patch, parts = reduction.blocks, reduction.blocks.patch, reduction.parts
     threads, lanes, pixels = blocks.threads, blocks.lanes, blocks.across * blocks.down
     lane_step, pixel_step = (1, lanes) if patch.channels_last else (pixels, 1)
     sums_count, count, vector, channels = reduction.thread_sums, reduction.block_sums, patch.vector, blocks.channels
     tap_w, taps_h, taps_w = patch.tap_w, patch.rows.taps, patch.columns.taps
     second = sums_count * threads * SUM_BYTES
-    elements, alone, atomic = reduction.filter_elements, reduction.splits == 1, reduction.atomic
-    strides, element = filter_strides(workload), dtype_of(p.dtype).nbytes
-    of_filter, of_row, of_column = (strides[axis].outer for axis in "OHW")
-    to_filter = alone or (atomic and p.dtype == "float32")  # the order of dw; that of the workspace is (tap, channel)
     store_sums = patch_text.store_sums(sums_count, threads * SUM_BYTES)
     store_one = patch_text.store_sums(1, SUM_BYTES)
-    write = patch_text.write_gradient(p.dtype, p.accumulate)
-    write_part, add_to_global = patch_text.write_gradient("float32", False), patch_text.add_to_global()
+    write = write_sum(workload, reduction)
 
     part_step = parts * pixel_step * SUM_BYTES
     rounds, rest = divmod(pixels // parts, SUMMED_AT_ONCE)
@@ -190,18 +213,7 @@ def block_sums(workload: Workload[DepthwiseConv2dParams], reduction: Reduction) 
         tap = i32(own // vector)
         row, column = i32(first_row + tap // tap_w), i32(first_column + tap % tap_w)
         if (k < channels) & (row < taps_h) & (column < taps_w):
-            if to_filter:
-                offset = i64(i64(k) * of_filter + row * of_row + column * of_column)
-            else:
-                offset = i64(i64(row * taps_w + column) * channels + k)
-            if alone:
-                offset = i64(offset * element)
-                write(u64(out + u64(offset)), u64(before + u64(offset)), total)
-            elif atomic:
-                add_to_global(u64(out + u64(offset * SUM_BYTES)), total)
-            else:
-                at_part = i64(i64(split) * elements + offset)
-                write_part(u64(out + u64(at_part * SUM_BYTES)), u64(0), total)
+            write(k, row, column, total, split, before, out)
 
     def add_up(
         sums: Any, shared: Any, thread: Any, first: Any, first_row: Any, first_column: Any, split: Any, before: Any, out: Any

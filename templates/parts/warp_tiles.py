@@ -39,6 +39,8 @@ def mma_text(
 
 # Four matrices of 8 rows of 16 bytes: lane (g, t) gets word t of row g of each, and gives the address of a row
 LOAD_MATRICES = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+LOAD_MATRICES_TRANSPOSED = LOAD_MATRICES.replace(".shared", ".trans.shared")  # it gets element g of rows 2t and 2t + 1
+LOAD_TWO_MATRICES_TRANSPOSED = LOAD_MATRICES_TRANSPOSED.replace(".x4", ".x2")
 
 
 @functools.cache
