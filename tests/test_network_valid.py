@@ -203,6 +203,26 @@ def test_a_model_in_memory_has_no_folder_for_external_data() -> None:
         read_graph(models.added(outside("w.bin")))
 
 
+def test_small_weights_in_external_data_decide_shapes(tmp_path: Path) -> None:
+    """ONNX Runtime 1.32 refuses pads there."""
+    arrays = [models.array(np.array([0, 1, 0, 2]), "pads")]
+    model = models.model([models.node("Pad", ["x", "pads"], ["y"])], arrays)
+    onnx.save(model, tmp_path / "net.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    network = lower(read_model(tmp_path / "net.onnx"))
+    np.testing.assert_array_equal(evaluate(network, {"x": X})["y"], np.pad(X, [(0, 0), (1, 2)]))
+
+
+def test_a_result_of_maps_is_named(tmp_path: Path) -> None:
+    """As skl2onnx writes a classifier by default."""
+    nodes = [models.node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=list(range(8)))]
+    model = models.model(nodes)
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    model.graph.output[0].CopyFrom(helper.make_value_info("y", helper.make_sequence_type_proto(kind)))
+    with pytest.raises(ModelError, match=r"net.onnx: 'y', which ZipMap makes, holds maps; allowed: arrays\. .*zipmap"):
+        read_model(saved(model, tmp_path))
+
+
 # --- Functions ----------------------------------------------------------------------------------------------------------
 def test_inlining_functions_has_a_budget(tmp_path: Path) -> None:
     """Of depth d they become 2 to the power of d nodes: the last one has two of its own."""

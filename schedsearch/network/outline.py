@@ -35,10 +35,9 @@ class Outline:
     Args:
         model: a model whose names, functions, tensors and nodes were checked.
         what: the model, for messages.
-        external: name of a weight in external data -> its bytes, if it is small.
     """
 
-    def __init__(self, model: onnx.ModelProto, what: str, external: Mapping[str, bytes]) -> None:
+    def __init__(self, model: onnx.ModelProto, what: str) -> None:
         import onnx
 
         self._what = what
@@ -47,9 +46,6 @@ class Outline:
         graph, copied = self._model.graph, _Copier({(each.domain, each.name) for each in model.functions}, opset)
         copied.graph(model.graph, graph)
         graph.input.extend(model.graph.input)
-        for tensor in graph.initializer:
-            if tensor.name in external:
-                tensor.raw_data = external[tensor.name]
         for function in model.functions:
             added = self._model.functions.add()
             for name in ("name", "domain", "overload"):

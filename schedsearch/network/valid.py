@@ -26,7 +26,7 @@ from schedsearch.network.facts import OF_RUNTIME
 from schedsearch.network.invalid import ModelError
 from schedsearch.network.node_rules import wrong_attribute
 from schedsearch.network.outline import Outline
-from schedsearch.network.stored import check_tensor, tensors_of
+from schedsearch.network.stored import External, check_tensor, tensors_of
 
 if TYPE_CHECKING:
     import onnx
@@ -40,8 +40,8 @@ def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outl
     """Refuses a model that is not valid.
 
     Names of ONNX's domain become one, functions get the opsets of the model, open extents of inputs get names, nodes are
-    put in the order in which they can run, and external data becomes part of the nodes that hold it; that of weights
-    stays outside.
+    put in the order in which they can run, and external data becomes part of the nodes that hold it, and of small
+    weights; that of larger weights stays outside.
 
     Args:
         what: the model, for messages.
@@ -61,11 +61,11 @@ def check(model: onnx.ModelProto, what: str, folder: Path | None = None) -> Outl
     _sort(model.graph, _check_names(model, what))
     check_calls(model, what)
     settle_opsets(model, what)
-    external = _check_tensors(model, what, folder)
+    _check_tensors(model, what, folder)
     _check_nodes(model, what)
     if not model.graph.output:
         raise ModelError(f"{what} has no outputs; there is nothing to compute. Name the results as outputs of the graph")
-    return Outline(model, what, external)
+    return Outline(model, what)
 
 
 def _check_versions(model: onnx.ModelProto, what: str) -> None:
@@ -143,6 +143,22 @@ def _check_types(model: onnx.ModelProto, what: str) -> None:
     for value in model.graph.input:
         if not value.type.WhichOneof("value"):
             raise ModelError(f"{what}: input {value.name!r} has no type; correct the model")
+    makers = {name: node.op_type for node in model.graph.node for name in node.output}
+    for value in (each for graph in graphs for each in (*graph.input, *graph.output, *graph.value_info)):
+        if _has_maps(value.type):
+            maker = f", which {makers[value.name]} makes," if value.name in makers else ""
+            raise ModelError(
+                f"{what}: {value.name!r}{maker} holds maps; allowed: arrays. Remove what makes maps from the model; "
+                "skl2onnx leaves it out with options={'zipmap': False}"
+            )
+
+
+def _has_maps(kind: onnx.TypeProto) -> bool:
+    """Whether values of the type are maps, or sequences of them."""
+    which = kind.WhichOneof("value")
+    if which in ("sequence_type", "optional_type"):
+        return _has_maps(getattr(kind, which).elem_type)
+    return bool(which == "map_type")
 
 
 # --- Names --------------------------------------------------------------------------------------------------------------
@@ -292,15 +308,12 @@ def _graphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
             yield from _graphs(graph.node)
 
 
-def _check_tensors(model: onnx.ModelProto, what: str, folder: Path | None) -> dict[str, bytes]:
-    """Returns the numbers of the small weights that are external data, which shapes may depend on."""
-    import onnx
-
-    small = {}
+def _check_tensors(model: onnx.ModelProto, what: str, folder: Path | None) -> None:
+    """Shapes may depend on the numbers of small weights."""
     for tensor in model.graph.initializer:
         external = check_tensor(tensor, f"{what}: weight {tensor.name!r}", folder)
         if external and Outline.is_small(tensor):
-            small[tensor.name] = external.read()
+            _take_in(tensor, external)
     scopes = [(model.graph.node, what)]
     scopes += [(each.node, f"{what}, in the function {each.name!r}") for each in model.functions]
     for nodes, where in scopes:
@@ -313,10 +326,15 @@ def _check_tensors(model: onnx.ModelProto, what: str, folder: Path | None) -> di
         for tensor, text in held:
             external = check_tensor(tensor, text, folder)
             if external:
-                tensor.raw_data = external.read()
-                tensor.ClearField("external_data")
-                tensor.data_location = onnx.TensorProto.DEFAULT
-    return small
+                _take_in(tensor, external)
+
+
+def _take_in(tensor: onnx.TensorProto, external: External) -> None:
+    import onnx
+
+    tensor.raw_data = external.read()
+    tensor.ClearField("external_data")
+    tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def _check_nodes(model: onnx.ModelProto, what: str) -> None:
