@@ -10,7 +10,7 @@ import pytest
 from conv2d_numpy import check_sampled, exactly
 from halo_emulation import emulate
 from long_cases import each_one_way
-from test_conv2d_halo import BASE, H200, TEMPLATE, TOGETHER, TWO_CHUNKS
+from test_conv2d_halo import BASE, H200, SMALL, TEMPLATE, TOGETHER, TWO_CHUNKS
 from test_conv2d_wgmma import CLUSTER_ARRIVE, CLUSTER_WAIT, EXIT, instructions
 
 from schedsearch.backend import compile_source
@@ -32,6 +32,9 @@ EMULATED: dict[str, tuple[Workload, dict[str, Any]]] = {
         {**SPLIT, "tile_h": 3, "tile_w": 5, "channel_groups": 2, "row_groups": 2, "patches": 2}),
     "two chunks of each block, one patch at a time": (
         FOUR_CHUNKS.replace(h=3, w=6), {**SPLIT, "tile_h": 3, "patches": 1, "weight_stages": 2}),
+    "one chunk, a row of taps of each block": (SMALL, {**SPLIT, "split_k": 3, "tile_h": 4}),
+    "two chunks, of each two parts of the taps, which begin inside of a row": (
+        TWO_CHUNKS.replace(r=2, s=5, dilation=(2, 1), padding=2), {**SPLIT, "split_k": 4, "patches": 1, "tile_h": 3}),
     "more blocks than rows": (
         TWO_CHUNKS.replace(h=5, w=5, c=200), {**SPLIT, "split_k": 4, "tile_h": 5, "tile_w": 5}),
     "strided and dilated": (
@@ -64,13 +67,16 @@ def test_the_emulated_epilogue_sees_the_channels_and_pixels_of_a_block(
         (LATE, (1, 2, 4, 8)),  # eight chunks of 64 channels
         (LATE.replace(c=384), (1, 2, 3, 6)),
         (LATE.replace(c=320), (1, 5)),
-        (LATE.replace(c=64), (1,)),  # one chunk
+        (LATE.replace(c=128), (1, 2, 6)),  # two chunks, each also in three parts of the taps
+        (LATE.replace(c=64), (1, 3)),
+        (LATE.replace(c=64, r=1, s=7, padding=(0, 3, 0, 3)), (1, 7)),
+        (LATE.replace(c=64, r=2, s=5, padding=2), (1, 2, 5)),
         (LATE.replace(dtype="int8", epilogue=[]), (1, 2, 4)),  # four chunks of 128
         (LATE.replace(c=512, groups=8), (1,)),
         (BASE.replace(n=32, h=56, w=56, c=256, k=256), (1,)),  # there are tiles for all multiprocessors
     ],
 )
-def test_blocks_have_equal_parts_of_the_chunks_of_few_tiles(workload: Workload, splits: tuple[int, ...]) -> None:
+def test_blocks_have_equal_parts_of_the_chunks_or_taps_of_few_tiles(workload: Workload, splits: tuple[int, ...]) -> None:
     assert split_ks(workload, H200) == splits == TEMPLATE.space(workload, H200).values["split_k"]
 
 
@@ -90,6 +96,7 @@ def test_every_split_configuration_gives_each_block_something_to_do(kind: str) -
     for config in space.sample(60, np.random.default_rng(0)):
         plan = evaluate(LATE, target, config)
         assert plan.weight_stages > 0 and plan.turns == 1 and plan.own_chunks * config["split_k"] == 8
+        assert plan.own_taps == 9
         assert plan.patches <= plan.own_chunks and plan.patch_w % 8 == 0
         assert plan.own_rows * config["split_k"] >= plan.tile_h and plan.own_positions == plan.own_rows * plan.patch_w
         assert plan.tiles * config["split_k"] < 2 * target.sms * config["blocks_per_sm"]
@@ -118,6 +125,10 @@ SHARED_TILES = {
     "9x11x200, strided": dict(h=18, w=21, c=200, k=72, stride=2, dtype="bfloat16"),
     "13x17x512 in int8": dict(h=13, w=17, c=512, k=144, dtype="int8", epilogue=["bias", "relu", "requantise"]),
     "8x8x320, 5x5": dict(h=8, w=8, c=320, k=64, r=5, s=5, padding=2),
+    "28x28x64, rows of taps": dict(h=28, w=28, c=64, k=64, epilogue=["bias", "relu"]),
+    "14x14x256 in uint8, rows of taps": dict(
+        h=14, w=14, c=256, k=256, dtype="uint8", weight_dtype="int8", out_dtype="int32"
+    ),
 }
 
 

@@ -136,7 +136,7 @@ class Conv2dHalo(Template[Conv2dParams]):
             *(Knob("merged", merges, "neighbouring groups that are merged into one, with zero weights between them"),)
             * (len(merges) > 1),
             Knob("split_k", split_ks(workload, target),
-                 "blocks of a cluster that share a tile, each with a part of the input channels"),
+                 "blocks of a cluster that share a tile, each with a part of the input channels or of the taps"),
         )  # fmt: skip
         constraints = (
             Constraint(
@@ -180,7 +180,7 @@ class Conv2dHalo(Template[Conv2dParams]):
             Constraint("at most as many patches as a block loads", lambda q: q["patches"] <= q["own_chunks"] * tiles_of(q)),
             Constraint(
                 "at most as many stages of weights as a block loads; 2 are always allowed",
-                lambda q: q["weight_stages"] <= np.maximum(2, geometry.taps * q["own_chunks"] * tiles_of(q)),
+                lambda q: q["weight_stages"] <= np.maximum(2, q["own_taps"] * q["own_chunks"] * tiles_of(q)),
             ),
             Constraint(
                 "another block per multiprocessor only if there are tiles for it",

@@ -155,7 +155,7 @@ def build_kernel(
                 patch_ring, weight_ring = multiply_tile(
                     acc, patch_start, weights_start, patch_full, patch_empty, Barriers(weight_full, weight_empty),
                     leader, held, Ring(buffer, previous_buffer, patch_parities), Ring(stage, previous_stage, weight_parity),
-                    Residual(residual, residual_full), staged_y, place,
+                    Residual(residual, residual_full), staged_y, place, own_column,
                 )  # fmt: skip
                 buffer, previous_buffer, patch_parities = patch_ring
                 stage, previous_stage, weight_parity = weight_ring

@@ -56,13 +56,14 @@ def multiply_tile_of(workload: Workload[Conv2dParams], geometry: Geometry, plan:
     A buffer is handed back when the next step has been issued and its own has finished. Returns the state of both rings.
     """
     p = workload.params
-    taps, chunks, patches, resident = geometry.taps, plan.own_chunks, plan.patches, plan.weight_stages == 0
+    taps, chunks, patches, resident = plan.own_taps, plan.own_chunks, plan.patches, plan.weight_stages == 0
     patch_bytes, stage_bytes, positions, merged = plan.patch_bytes, plan.bn * ROW_BYTES, plan.positions, geometry.merged > 1
     late_release, in_place = releases_late(workload, geometry, plan), stages_in_place(workload, plan)
     early_residual = loads_residual(workload) and not in_place
     take_patch, advance_patch = pipeline.consumer(patches, phases="some")
     take_weights, advance_weights = pipeline.consumer(plan.stages, phases="first" if resident else "all")
     tap_address, advance_tap = _tap_address(workload, geometry, plan), _advance_tap(p.s)
+    first_tap = _first_tap(plan, p.s)
     load_residual = load_residual_of(geometry, plan)
     wgmma = Wgmma(p.weight_dtype, p.dtype)
     matrix = wgmma.matrix(ROW_BYTES)  # the swizzle depends on addresses only, so an operand may start at any row
@@ -73,7 +74,7 @@ def multiply_tile_of(workload: Workload[Conv2dParams], geometry: Geometry, plan:
 
     def multiply_tile(  # type: ignore[no-untyped-def]
         acc, patch_start, weights_start, patch_full, patch_empty, of_weights, leader, held, patch_ring, weight_ring,
-        residual, staged_y, place,
+        residual, staged_y, place, own_column,
     ):  # fmt: skip
         buffer, previous_buffer, patch_parities = patch_ring
         stage, previous_stage, weight_parity = weight_ring
@@ -81,8 +82,7 @@ def multiply_tile_of(workload: Workload[Conv2dParams], geometry: Geometry, plan:
         for chunk in range(chunks):
             patch_parities = take_patch(patch_full, buffer, patch_parities)
             patch = u32(patch_start + buffer * patch_bytes)
-            tap_h = u32(0)
-            tap_w = u32(0)
+            tap_h, tap_w = first_tap(own_column)
             for tap in range(taps):
                 if not merged:
                     take_weights(of_weights.full, stage, weight_parity)
@@ -156,16 +156,29 @@ def tile_origin_of(geometry: Geometry, plan: Plan) -> Callable[..., Any]:
 
 def channel_of_chunk(geometry: Geometry, plan: Plan) -> Callable[[Any, Any], Any]:
     """`channel(chunk, own_column)`: the first input channel of a block's chunk. The `own_column` of a block that shares its
-    tile is the number of its part of the chunks."""
-    chunk_channels, part_channels = geometry.chunk, plan.own_chunks * geometry.chunk
+    tile is the number of its part of the products: parts of a chunk's taps, then chunks."""
+    chunk_channels, part_channels, tap_parts = geometry.chunk, plan.own_chunks * geometry.chunk, plan.tap_parts
 
     def channel(chunk: Any, own_column: Any) -> Any:
         return chunk * chunk_channels
 
     def channel_of_part(chunk: Any, own_column: Any) -> Any:
-        return i32(own_column * part_channels + chunk * chunk_channels)
+        return i32(u32(own_column // u32(tap_parts)) * part_channels + chunk * chunk_channels)
 
     return channel if plan.split_k == 1 else channel_of_part
+
+
+def tap_of_part(plan: Plan) -> Callable[[Any, Any], Any]:
+    """`number(tap, own_column)`: the number among all taps of the one with a number among those of a block."""
+    own_taps, tap_parts = plan.own_taps, plan.tap_parts
+
+    def same(tap: Any, own_column: Any) -> Any:
+        return tap
+
+    def number(tap: Any, own_column: Any) -> Any:
+        return i32(u32(own_column % u32(tap_parts)) * own_taps + tap)
+
+    return same if tap_parts == 1 else number
 
 
 def load_patches_of(workload: Workload[Conv2dParams], geometry: Geometry, plan: Plan) -> Callable[..., None]:
@@ -228,6 +241,21 @@ def _tap_address(workload: Workload[Conv2dParams], geometry: Geometry, plan: Pla
         return u32(patch + phase * phase_bytes + (shift_h * patch_w + shift_w) * ROW_BYTES)
 
     return address
+
+
+def _first_tap(plan: Plan, kernel_w: int) -> Callable[[Any], Any]:
+    """`first(own_column)`: row and column of the first tap of a block."""
+    own_taps, tap_parts = plan.own_taps, plan.tap_parts
+
+    def first(own_column: Any) -> Any:
+        return u32(0), u32(0)
+
+    def first_of_part(own_column: Any) -> Any:
+        tap = u32(u32(own_column % u32(tap_parts)) * own_taps)
+        row = u32(tap // u32(kernel_w))
+        return row, u32(tap - row * u32(kernel_w))
+
+    return first if tap_parts == 1 else first_of_part
 
 
 def _advance_tap(kernel_w: int) -> Callable[..., Any]:

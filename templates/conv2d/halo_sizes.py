@@ -175,17 +175,22 @@ def weight_piece(workload: Workload[Conv2dParams]) -> int:
 
 
 def split_ks(workload: Workload[Conv2dParams], target: Target) -> tuple[int, ...]:
-    """How many blocks may share a tile, each with an equal part of the chunks of input channels; (1,) if none need."""
+    """How many blocks may share a tile, each with an equal part of the products; (1,) if none need.
+
+    A part is as many chunks of input channels as any other, or a part of the taps of one chunk.
+    """
     w = workload.params
     if w.groups != 1 or pixel_shuffle(w.epilogue, w.k):
         return (1,)
     geometry = Geometry.of(workload, 1)
     warpgroups = w.n * geometry.out_h * geometry.out_w * w.k / (MAX_POSITIONS * WGMMA_CHANNELS)
     fewest_tiles = math.ceil(warpgroups / MAX_GROUPS)
+    chunks, taps = geometry.chunks, geometry.taps
     return tuple(
         split_k
         for split_k in range(1, MAX_CLUSTER + 1)
-        if geometry.chunks % split_k == 0 and (split_k == 1 or fewest_tiles * split_k < 2 * target.sms)
+        if (chunks % split_k == 0 or (split_k % chunks == 0 and taps % (split_k // chunks) == 0))
+        and (split_k == 1 or fewest_tiles * split_k < 2 * target.sms)
     )
 
 
@@ -258,7 +263,7 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
 
     def predicted_cycles(q: Columns) -> Any:
         """The busiest multiprocessor's time: waves of tiles, each bound by tensor cores, shared memory, L2 or latency."""
-        steps = geometry.taps * q["own_chunks"]
+        steps = q["own_taps"] * q["own_chunks"]
         busy = np.minimum(q["tiles"] * q["split_k"] / q["blocks_per_sm"], target.sms)
         l2_rate = np.minimum(fit.l2_bytes_per_cycle[1], fit.l2_bytes_per_cycle[0] * target.sms / busy)
         in_turn, streamed = q["turns"] > 1, q["weight_stages"] > 0
@@ -314,7 +319,9 @@ def derived_quantities(workload: Workload[Conv2dParams], target: Target) -> dict
         # Blocks that share a tile add up whole rows of it, which are then whole groups of 8 positions.
         "patch_w": lambda q: rounded(q["tile_w"] + geometry.halo_w, np.where(q["split_k"] > 1, SWIZZLE_ROWS, row_unit)),
         "positions": lambda q: rounded((q["tile_h"] - 1) * q["patch_w"] + q["tile_w"], Wgmma(w.dtype).column_unit),
-        "own_chunks": lambda q: geometry.chunks // q["split_k"],
+        "tap_parts": lambda q: np.maximum(1, q["split_k"] // geometry.chunks),
+        "own_chunks": lambda q: geometry.chunks * q["tap_parts"] // q["split_k"],
+        "own_taps": lambda q: geometry.taps // q["tap_parts"],
         "own_rows": lambda q: -(-q["tile_h"] // q["split_k"]),
         "own_positions": lambda q: np.where(q["split_k"] > 1, q["own_rows"] * q["patch_w"], q["positions"]),
         "sums_bytes": lambda q: (q["split_k"] - 1) * q["own_positions"] * q["warpgroups"] * (WGMMA_CHANNELS * 4),
@@ -349,7 +356,8 @@ class Plan:
         block_rows: rows of output pixels of a tile, of all warpgroups that share it.
         patch_h, patch_w: rows and pixels of a patch, or of each of its phases.
         positions: positions of a wgmma, its N.
-        own_chunks: chunks that a block multiplies.
+        tap_parts: blocks that share the taps of a chunk.
+        own_chunks, own_taps: chunks that a block multiplies, and taps of each.
         own_rows, own_positions: rows of a warpgroup's part of a tile that a block adds up and stores, and their positions;
             all of them, unless the tile is split.
         sums_bytes: what other blocks send of a split tile.
@@ -383,7 +391,9 @@ class Plan:
     patch_h: int
     patch_w: int
     positions: int
+    tap_parts: int
     own_chunks: int
+    own_taps: int
     own_rows: int
     own_positions: int
     sums_bytes: int

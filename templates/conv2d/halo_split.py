@@ -1,6 +1,6 @@
 """The kernel of conv2d_halo whose tiles are shared by the blocks of a cluster: images of few pixels, with many channels.
 
-A block multiplies its part of the chunks of input channels (`halo_kernel` explains chunks, patches and positions): every
+A block multiplies some chunks of input channels, or some taps of one chunk (`halo_kernel` explains these words): every
 weight and every pixel is then loaded by few blocks, and yet many multiprocessors work. At the end the blocks send one
 another their sums. Each adds up some rows of the tile and stores them. A block has one tile.
 
@@ -97,7 +97,7 @@ def build_split_kernel(
             multiply_tile(
                 acc, u32(shared + warp_row * row_patch_bytes), u32(shared + weights_offset + own_channel * ROW_BYTES),
                 patch_full, patch_empty, Barriers(weight_full, weight_empty), leader, i32(0),
-                Ring(u32(0), u32(0), u32(0)), Ring(u32(0), u32(0), u32(0)), residual, staged_y, place,
+                Ring(u32(0), u32(0), u32(0)), Ring(u32(0), u32(0), u32(0)), residual, staged_y, place, part,
             )  # fmt: skip
 
         cluster.cluster_arrive()  # all blocks have read patches and weights, which the sums overwrite

@@ -8,7 +8,7 @@ from typing import Any
 from schedsearch.ops.conv2d import Conv2dParams
 from schedsearch.ops.epilogues import pixel_shuffle
 from schedsearch.templates.conv2d.geometry import channel_order
-from schedsearch.templates.conv2d.halo_parts import channel_of_chunk
+from schedsearch.templates.conv2d.halo_parts import channel_of_chunk, tap_of_part
 from schedsearch.templates.conv2d.halo_sizes import Geometry, Plan, weight_piece
 from schedsearch.templates.conv2d.maps import ROW_BYTES
 from schedsearch.templates.parts import pipeline, ptx, store
@@ -23,7 +23,8 @@ def load_weights(
 ) -> Callable[..., None]:
     """Loads the weights: all of them once, or those of every tile. `tile_origin` returns a tile's group and channel last."""
     channel_of, load_filters = channel_of_chunk(geometry, plan), _load_filters(workload)
-    taps, chunks, outputs, resident = geometry.taps, plan.own_chunks, geometry.outputs, plan.weight_stages == 0
+    taps, chunks, outputs, resident = plan.own_taps, plan.own_chunks, geometry.outputs, plan.weight_stages == 0
+    tap_of = tap_of_part(plan)
     tiles = plan.pixel_tiles if resident else plan.tiles
     fill, advance, _ = pipeline.producer(plan.stages, plan.bn * ROW_BYTES)
 
@@ -37,7 +38,7 @@ def load_weights(
             for chunk in range(chunks):
                 for tap in range(taps):
                     to, barrier = fill(stages, full, empty, stage, parity)
-                    load_filters(to, weight, channel_of(chunk, own_column), tap, channel, barrier)
+                    load_filters(to, weight, channel_of(chunk, own_column), tap_of(tap, own_column), channel, barrier)
                     stage, parity = advance(stage, parity)
             tile = i32(tiles if resident else tile + next_tile)
 
