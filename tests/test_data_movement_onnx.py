@@ -5,6 +5,7 @@ Cases of Pad with another mode than constant are refused by name, as there is no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from test_data_movement import defined, moved
 
 from schedsearch import Workload, concat, depth_to_space, pad, space_to_depth, strided_slice, transpose
 from schedsearch.device.cpu import CpuDevice
+from schedsearch.network.evaluate import evaluate
+from schedsearch.network.lower import lower
+from schedsearch.network.model import load
 from schedsearch.templates.data_movement.cpu import DataMovementCpu
 
 onnx = pytest.importorskip("onnx", reason="needs onnx")
@@ -117,3 +121,31 @@ def test_a_slice_takes_the_positions_that_onnx_says(start: int, stop: int, step:
     x = np.arange(10, dtype=np.float32).reshape(2, 5)
     found = evaluate(lower(simplified(onnx_ir.from_proto(model), "net")), {"x": x})["y"]
     np.testing.assert_array_equal(found, x[:, wanted])
+
+
+MOVED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "Transpose": ("y = Transpose (x)", lambda x: x.T),
+    "Concat": ("y = Concat <axis = 0> (x, x)", lambda x: np.concatenate([x, x])),
+    "Slice": ("y = Slice (x, one, end, one, two)", lambda x: x[:, 1:4:2]),
+    "Pad": ("y = Pad (x, pads, number)", lambda x: np.pad(x, [(0, 0), (1, 2)], constant_values=2**53 + 1)),
+}
+
+
+@pytest.mark.parametrize("op", MOVED)
+def test_integers_that_float64_lacks_are_moved_as_they_are(device: CpuDevice, op: str) -> None:
+    line, wanted = MOVED[op]
+    x = np.array([[2**53 + 1, -(2**63), 2**63 - 1, 0, 7], [-(2**53) - 1, 2**62 + 1, 1, -1, 5]])
+    y = wanted(x)
+    graph = onnx.parser.parse_graph(f"g (int64[2,5] x) => (int64[{y.shape[0]},{y.shape[1]}] y) {{ {line} }}")
+    numbers = {"one": [1], "end": [4], "two": [2], "pads": [0, 1, 0, 2], "number": 2**53 + 1}
+    given = {name: np.array(each) for name, each in numbers.items() if name in line}
+    graph.initializer.extend(onnx.numpy_helper.from_array(each, name) for name, each in given.items())
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    network = lower(load(model).graph())
+    np.testing.assert_array_equal(evaluate(network, {"x": x})["y"], y)
+    if op == "Pad":
+        (workload,) = (node.implementations[0] for node in network.nodes)
+        source = CPU.kernel(
+            workload, device.target, CPU.default(workload, device.target, CPU.space(workload, device.target))
+        )
+        np.testing.assert_array_equal(run(device, source, {"x": x}, {"y": (y.shape, y.dtype)})["y"], y)

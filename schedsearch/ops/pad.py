@@ -105,7 +105,7 @@ class Pad(DataMovement[PadParams]):
         return Work(0, nbytes, least_bytes=nbytes)
 
     def fill(self, params: PadParams) -> float:
-        return float(params.value)
+        return params.value
 
     def movement(self, params: PadParams) -> Movement:
         row, shape = dtype_of(params.dtype), self._shape(params)

@@ -15,7 +15,7 @@ from schedsearch.ops.movement import Box, Factor
 from schedsearch.target import Target
 from schedsearch.template import KernelSource, Reference
 from schedsearch.templates.parts.casts import i64
-from schedsearch.templates.parts.reference import gather, reader, reference_step, sharer, writer
+from schedsearch.templates.parts.reference import elements, reader, reference_step, sharer, writer
 from schedsearch.workload import Workload
 
 Place = Callable[[Any], Any]
@@ -29,7 +29,7 @@ class DataMovementReference(Reference):
         is_float = dtype(workload.output.dtype).is_float
         read, items = reader(target, workload.output.dtype), sharer(target)
         write = writer(target, "float64" if is_float else "int64")
-        fill = _fill(workload) if is_float else int(_fill(workload))
+        fill = _fill(workload)
 
         def moved(box: Box) -> Callable[..., None]:
             place = _place_of(box)
@@ -60,11 +60,12 @@ class DataMovementReference(Reference):
     ) -> np.ndarray[Any, np.dtype[Any]]:
         flat_indices = np.asarray(flat_indices, np.int64)
         numbers, positions = _definition(workload).sources(workload.params, flat_indices)
-        values = np.full(flat_indices.shape, _fill(workload), np.float64)
+        kind = np.float64 if dtype(workload.output.dtype).is_float else np.int64
+        values = np.full(flat_indices.shape, _fill(workload), kind)
         for number, argument in enumerate(workload.signature):
             here = numbers == number
-            values[here] = gather(arrays, argument, positions[here])
-        return values if dtype(workload.output.dtype).is_float else values.astype(np.int64)
+            values[here] = elements(arrays, argument, positions[here])
+        return values
 
 
 def _nothing(x: Any, y: Any, start: Any, stop: Any) -> None:
@@ -78,9 +79,10 @@ def _definition(workload: Workload) -> DataMovement[Any]:
 
 
 def _fill(workload: Workload) -> float:
-    """The value of elements that come from no argument, as the format holds it."""
-    wanted = np.array([_definition(workload).fill(workload.params)])
-    return float(decode(encode(wanted, workload.output.dtype), workload.output.dtype)[0])
+    """The value of elements that come from no argument, as the format holds it: an int of integers."""
+    wanted, name = np.array([_definition(workload).fill(workload.params)]), workload.output.dtype
+    (held,) = decode(encode(wanted, name), name)
+    return float(held) if dtype(name).is_float else int(held)
 
 
 def _place_of(box: Box) -> Place:

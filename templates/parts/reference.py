@@ -270,7 +270,12 @@ def apply_stages(
 
 
 def gather(arrays: Mapping[str, Any], argument: ArgSpec, where: Any) -> Any:
-    """Elements of an argument as float64. It converts only these, because an array may have gigabytes.
+    """As `elements`, as float64."""
+    return elements(arrays, argument, where).astype(np.float64)
+
+
+def elements(arrays: Mapping[str, Any], argument: ArgSpec, where: Any) -> Any:
+    """Elements of an argument. Only these are decoded, because an array may have gigabytes.
 
     Args:
         where: flat indices, or a tuple of indices for each dimension.
@@ -280,7 +285,7 @@ def gather(arrays: Mapping[str, Any], argument: ArgSpec, where: Any) -> Any:
     row = dtype_of(argument.dtype)
     if row.storage != row.decoded and found.dtype == row.storage:  # its bits
         found = decode(found, argument.dtype)
-    return found.astype(np.float64)
+    return found
 
 
 def _name(param: Param) -> str:

@@ -115,10 +115,11 @@ def rewrite_pad(model: ir.Model, node: ir.Node) -> None:
 
 
 def fill_of(node: ir.Node) -> float | None:
-    """The number that a Pad writes; None if it is computed."""
+    """The number that a Pad writes, an int of integers; None if it is computed."""
     if not is_given(node, 2):
         return float(node.attributes.get_float("value", 0.0))
-    return number_of(constant_input(node, 2))
+    given = constant_input(node, 2)
+    return int(given.flat[0]) if given is not None and given.size == 1 and given.dtype.kind in "iu" else number_of(given)
 
 
 def _margins(pads: Pads, shape: Sequence[int]) -> Array:
