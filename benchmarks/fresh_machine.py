@@ -6,8 +6,8 @@
 Each network, for one image in float16, is made three times, each time in a process of its own: `shipped` without a database,
 `tuned` with --db and without shipped records, `default` with neither. `shipped` and `tuned` begin with an empty build cache;
 `default` has that of `shipped`, where the same kernels need no compiler, and with --cold one of its own. `first_s` is the
-time to the first result, without imports and without making the model. All three processes stay, and replay their network
-in CUDA graphs in turns while the others wait: `us` is the median.
+time to the first result, without imports and without making the model. Bytecode is written first, as pip does. All three
+processes stay, and replay their network in CUDA graphs in turns while the others wait: `us` is the median.
 
 --through optimize_     torchvision's model in channels_last, `schedsearch.torch.optimize_(networks=True)` (the default)
 --through build         the network of onnx_models.py, `schedsearch.build` without the comparison with the model
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import compileall
 import contextlib
 import json
 import os
@@ -203,6 +204,15 @@ def measured(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     return row
 
 
+def write_bytecode() -> None:
+    import schedsearch
+    from schedsearch import records, templates, tuner
+
+    for each in (schedsearch, records, templates, tuner):
+        for folder in each.__path__:
+            compileall.compile_dir(folder, quiet=1)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         serve(*sys.argv[2:])
@@ -219,6 +229,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="JSON file to write")
     options = parser.parse_args()
     options.dtype = options.dtype or ("float32" if options.target == "cpu" else "float16")
+    write_bytecode()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.networks:

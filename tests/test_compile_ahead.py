@@ -25,10 +25,10 @@ from schedsearch.device.detect import detect
 from schedsearch.executable.kernels import find_kernels
 from schedsearch.launch import Grid, NumbaArray
 from schedsearch.runtime import ahead
-from schedsearch.runtime.ahead import Recipe, compile_ahead, verifying_recipes
+from schedsearch.runtime.ahead import Recipe, compile_ahead, kernel_recipe, verifying_recipes
 from schedsearch.runtime.loading import Build
 from schedsearch.target import PRESETS, Target
-from schedsearch.template import KernelSource, KernelStep, load_reference
+from schedsearch.template import KernelSource, KernelStep, load_reference, load_template
 from schedsearch.verification.compare import BETWEEN, WORDS, Comparison
 from schedsearch.verification.truths import Truths
 from schedsearch.workload import Workload
@@ -70,6 +70,18 @@ def test_the_build_cache_is_not_needed(tmp_path: Path, monkeypatch: pytest.Monke
     with schedsearch.KernelCache(tmp_path / "no.db", "cpu") as kernels:
         assert kernels.build_ahead([transposition(2)]) == 1
         assert kernels.kernel(transposition(2)).verified
+
+
+def test_kernels_that_share_no_run_of_numba_come_first_and_short_pieces_last() -> None:
+    template = load_template("conv2d_simt")
+    plain, with_bias, other_size = (
+        Workload.conv2d(n=1, h=size, w=size, c=8, k=8, r=1, s=1, dtype="float32", epilogue=epilogue)
+        for size, epilogue in ((7, []), (7, ["bias"]), (9, []))
+    )
+    config = template.default(plain, H200, template.space(plain, H200))
+    kernels = [kernel_recipe(template, each, config) for each in (plain, other_size, with_bias)]
+    verifying = verifying_recipes(plain, H200)
+    assert ahead._spread([*verifying, *kernels]) == [kernels[0], kernels[2], kernels[1], *verifying]
 
 
 @pytest.mark.usefixtures("no_compiler_here")

@@ -50,11 +50,13 @@ class Recipe(Generic[Made]):
         make: compiles it for a target, in any process; it is sent with everything that it captures. Raises CompileError or
             RejectedError if the compiler refuses it.
         kind: equal for pieces that probably share a run of Numba.
+        is_short: whether it takes a fraction of what kernels of templates take.
     """
 
     name: str
     make: Callable[[Target], Made]
     kind: str = ""
+    is_short: bool = False
 
     def artifact(self: Recipe[BuildResult], code: CodeCache, target: Target) -> Artifact:
         """From the cache, or made now. Raises what `make` raises, and RejectedError for what could not be made ahead."""
@@ -65,7 +67,9 @@ def kernel_recipe(template: Template, workload: Workload, config: Config) -> Rec
     """A kernel of a template. The configuration must be legal; its knobs may have earlier names."""
     config = template.current(config)
     name = f"{template.name} {template.version} {sha256_hex(config.json)} {workload.id}"
-    return Recipe(name, functools.partial(_kernel, template, workload, config), f"{template.name} {config.json}")
+    # Stages of an epilogue are functions of the kernel, so that another epilogue needs its own run of Numba.
+    kind = f"{template.name} {config.json} {workload.params.get('epilogue', ())}"
+    return Recipe(name, functools.partial(_kernel, template, workload, config), kind)
 
 
 def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildResult]]:
@@ -77,13 +81,13 @@ def verifying_recipes(workload: Workload, target: Target) -> list[Recipe[BuildRe
     recipes = []
     if load_reference(workload.op).pointwise:
         reference = functools.partial(_reference, workload)
-        recipes.append(Recipe(reference_name(workload), reference, f"reference {workload.op}"))
+        recipes.append(Recipe(reference_name(workload), reference, f"reference {workload.op}", is_short=True))
     if target.kind == "cuda":
         comparisons = [WORDS]
         for spec in workload.outputs:
             comparisons.append(Comparison.of(spec.dtype, is_rounded(workload, spec), spec.partial))
             comparisons += [BETWEEN] if spec.slice_of else []
-        recipes += [Recipe(each.name, each.build) for each in dict.fromkeys(comparisons)]
+        recipes += [Recipe(each.name, each.build, is_short=True) for each in dict.fromkeys(comparisons)]
     return recipes
 
 
@@ -201,14 +205,15 @@ def _compiled(
 
 def _spread(recipes: list[Recipe[Any]]) -> list[Recipe[Any]]:
     """In another order: first one of each kind, then the second of each. While a process runs Numba for a kind, others that
-    have a piece of that kind wait, each with a core."""
+    have a piece of that kind wait, each with a core. Short pieces come last, so that in the end no process works alone at a
+    long one."""
     seen: dict[str, int] = {}
     places = []
     for each in recipes:
         kind = each.kind or each.name
         seen[kind] = seen.get(kind, 0) + 1
         places.append(seen[kind])
-    return [each for _, each in sorted(zip(places, recipes), key=lambda pair: pair[0])]
+    return [each for _, each in sorted(zip(places, recipes), key=lambda pair: (pair[1].is_short, pair[0]))]
 
 
 def _kernel(template: Template, workload: Workload, config: Config, target: Target) -> BuildResult:
