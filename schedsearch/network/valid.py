@@ -381,7 +381,7 @@ def _check_node(node: onnx.NodeProto, opsets: dict[str, int], ir_version: int, w
     if reason := wrong_attribute(node):
         raise ModelError(f"{where}: {_named(node)} ({node.op_type}) {reason}. Correct the model")
     context = onnx.checker.C.CheckerContext()
-    context.ir_version, context.opset_imports = ir_version, opsets
+    context.ir_version, context.opset_imports = ir_version, _checked_as(node, opsets)
     try:
         onnx.checker.check_node(_without_contents(node), context)
     except onnx.checker.ValidationError as error:
@@ -391,6 +391,14 @@ def _check_node(node: onnx.NodeProto, opsets: dict[str, int], ir_version: int, w
             f"{where}: {_named(node)} ({node.op_type!r}): a name of it is not UTF-8 text; the file is damaged. Export or "
             "copy it again"
         ) from error
+
+
+def _checked_as(node: onnx.NodeProto, opsets: dict[str, int]) -> dict[str, int]:
+    """The opsets by which onnx looks at a node. It deprecates the GroupNormalization of opset 18, which ONNX Runtime
+    computes: a factor for each group, otherwise as in opset 21."""
+    if node.op_type != "GroupNormalization":
+        return opsets
+    return {name: max(version, 21) if name in OF_ONNX and version >= 18 else version for name, version in opsets.items()}
 
 
 def _without_contents(node: onnx.NodeProto) -> onnx.NodeProto:
