@@ -325,7 +325,7 @@ _DTYPES = {
     "float8_e4m3": ("fp8", "fp8_e4m3", "e4m3", "float8", "float8_e4m3fn"),
     "float8_e5m2": ("fp8_e5m2", "e5m2"),
 }
-_OTHER_NAMES = {other: name for name, others in _DTYPES.items() for other in others}
+_OTHER_NAMES = {other: name for name, others in _DTYPES.items() for other in others} | {"gpu": "cuda"}
 
 
 def did_you_mean(got: str, allowed: Iterable[str]) -> str:

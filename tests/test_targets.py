@@ -75,6 +75,8 @@ def test_every_card_has_the_limits_of_its_compute_capability() -> None:
 def test_an_unknown_card_is_named_with_the_ones_that_are_known() -> None:
     with pytest.raises(UsageError, match=r"'rtx5080' is not known \(did you mean 'rtx5090'\?\); allowed: .*h200.*gb300"):
         detect("rtx5080", presets=True)
+    with pytest.raises(UsageError, match=r"'gpu' is not known \(did you mean 'cuda'\?\); allowed: auto, cpu, cuda, cuda:N$"):
+        detect("gpu")
 
 
 @pytest.mark.parametrize(
