@@ -261,6 +261,24 @@ def test_a_function_may_be_for_another_opset_if_its_operators_are_the_same(op: s
     np.testing.assert_allclose(evaluate(network, {"x": X})[network.outputs[0]], wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("version", [0, -1])
+def test_a_function_for_no_version_of_a_domain_is_refused(version: int, tmp_path: Path) -> None:
+    model = models.model(
+        [models.call("F", ["x"], ["y"])], functions=[models.function("F", [models.node("Neg", ["a"], ["r"])])]
+    )
+    model.functions[0].opset_import.add(domain="other", version=version)
+    with pytest.raises(ModelError, match=rf"the function 'F' is for version {version} of 'other'; allowed: from 1"):
+        read_model(saved(model, tmp_path))
+
+
+def test_an_attribute_of_a_call_without_a_name_is_refused(tmp_path: Path) -> None:
+    call = models.call("F", ["x"], ["y"])
+    call.attribute.add(type=onnx.AttributeProto.INT, i=1)
+    model = models.model([call], functions=[models.function("F", [models.node("Neg", ["a"], ["r"])])])
+    with pytest.raises(ModelError, match=r"\(F\): an attribute has no name; correct the model"):
+        read_model(saved(model, tmp_path))
+
+
 # --- Shapes -------------------------------------------------------------------------------------------------------------
 def test_shapes_are_checked_for_the_extents_that_are_given(tmp_path: Path) -> None:
     made = models.model([models.node("Reshape", ["x", "s"], ["y"])], [models.row(-1, 16)], x=(TensorProto.FLOAT, ["n", 8]))

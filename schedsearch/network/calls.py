@@ -99,13 +99,19 @@ def settle_opsets(model: onnx.ModelProto, what: str) -> None:
     """Gives functions the opsets of the model, where ONNX defines all operators in them alike in both.
 
     Raises:
-        ModelError: an operator of a function that is called is another one in the opset of the model.
+        ModelError: an operator of a function that is called is another one in the opset of the model; or a function is for
+            a version below 1.
     """
     versions, functions = {each.domain: each.version for each in model.opset_import}, functions_of(model)
     nodes = (model.graph.node, *(each.node for each in model.functions))
     called = {key_of(node) for each in nodes for node in nodes_within(each)}
     for key, function in functions.items():
         for each in function.opset_import:
+            if each.version < 1:
+                raise ModelError(
+                    f"{what}: the function {function.name!r} is for version {each.version} of {each.domain or 'ai.onnx'!r}; "
+                    "allowed: from 1. Correct the model"
+                )
             wanted = versions.get(each.domain, each.version)
             ops = {node.op_type for node in nodes_within(function.node) if _of_domain(node) == each.domain}
             changed = next((op for op in sorted(ops) if _differ(op, each.domain, each.version, wanted)), None)

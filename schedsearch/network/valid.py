@@ -347,6 +347,8 @@ def _check_nodes(model: onnx.ModelProto, what: str) -> None:
             _check_unique_names(graph.node, where)
         opsets = {each.domain: each.version for each in imports}
         for node in nodes_within(nodes):
+            if not all(each.name for each in node.attribute):
+                raise ModelError(f"{where}: {_named(node)} ({node.op_type}): an attribute has no name; correct the model")
             if node.domain in OF_ONNX and key_of(node) not in functions and node.op_type not in OF_RUNTIME:
                 _check_node(node, opsets, model.ir_version, where)
 
