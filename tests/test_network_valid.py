@@ -271,11 +271,15 @@ def test_a_function_for_no_version_of_a_domain_is_refused(version: int, tmp_path
         read_model(saved(model, tmp_path))
 
 
-def test_an_attribute_of_a_call_without_a_name_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "reason"), [([""], "an attribute has no name"), (["a", "a"], "two attributes have the same name")]
+)
+def test_attributes_of_a_call_have_names_of_their_own(names: list[str], reason: str, tmp_path: Path) -> None:
     call = models.call("F", ["x"], ["y"])
-    call.attribute.add(type=onnx.AttributeProto.INT, i=1)
+    for name in names:
+        call.attribute.add(name=name, type=onnx.AttributeProto.INT, i=1)
     model = models.model([call], functions=[models.function("F", [models.node("Neg", ["a"], ["r"])])])
-    with pytest.raises(ModelError, match=r"\(F\): an attribute has no name; correct the model"):
+    with pytest.raises(ModelError, match=rf"\(F\): {reason}; correct the model"):
         read_model(saved(model, tmp_path))
 
 
