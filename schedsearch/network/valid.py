@@ -347,12 +347,13 @@ def _check_nodes(model: onnx.ModelProto, what: str) -> None:
             _check_unique_names(graph.node, where)
         opsets = {each.domain: each.version for each in imports}
         for node in nodes_within(nodes):
+            if node.domain in OF_ONNX and key_of(node) not in functions and node.op_type not in OF_RUNTIME:
+                _check_node(node, opsets, model.ir_version, where)
+                continue
             names = [each.name for each in node.attribute]
             if "" in names or len({*names}) < len(names):
                 what_is_wrong = "an attribute has no name" if "" in names else "two attributes have the same name"
                 raise ModelError(f"{where}: {_named(node)} ({node.op_type}): {what_is_wrong}; correct the model")
-            if node.domain in OF_ONNX and key_of(node) not in functions and node.op_type not in OF_RUNTIME:
-                _check_node(node, opsets, model.ir_version, where)
 
 
 def _check_unique_names(nodes: Iterable[onnx.NodeProto], where: str) -> None:
