@@ -74,6 +74,7 @@ class TestStandardStreams:
         done = command("tune", "missing.yaml", stdout=unread, stderr=unread)
         assert done.returncode == 2
 
+    @pytest.mark.long
     def test_a_run_goes_on_without_readers(self, folder: Path) -> None:
         running = subprocess.Popen(
             [sys.executable, "-c", CONSOLE, "tune", "tiny.yaml", "--db", "t.db", "--json", "--trials", "3"],

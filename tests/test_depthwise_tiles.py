@@ -76,7 +76,7 @@ def test_configurations_without_the_knob_load_patches() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("direction", TEMPLATES)
-@pytest.mark.mostly_long(3)
+@pytest.mark.mostly_long(8)
 def test_random_tiles_give_the_definition(monkeypatch: pytest.MonkeyPatch, direction: str, seed: int) -> None:
     rng, template = np.random.default_rng(seed), TEMPLATES[direction]
     workload = random_workload(rng, direction=direction, dtype=DTYPES[seed % 3], layout="NHWC", multiplier=1)

@@ -68,7 +68,7 @@ def test_a_concatenation_keeps_every_argument(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("opset", [13, 21])
-@pytest.mark.mostly_long(2)
+@pytest.mark.long
 def test_weights_that_are_dequantised_are_constants_in_every_opset(opset: int, tmp_path: Path) -> None:
     """onnx 1.23.2's evaluator has no DequantizeLinear of opsets 10 to 18."""
     rng = np.random.default_rng(0)

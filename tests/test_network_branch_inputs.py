@@ -42,7 +42,7 @@ def run(folder: Path, *inputs: str) -> Result:
 
 
 @pytest.mark.parametrize(("outer", "inner"), ["kl", "lk"])
-@pytest.mark.mostly_long(2)
+@pytest.mark.long
 def test_all_combinations_of_truths_are_compared_with_the_model(outer: str, inner: str, tmp_path: Path) -> None:
     then = f"r = If ({inner}) <then_branch = {branch('a', 3)}, else_branch = {branch('b', 5)}>"
     nodes = f"y = If ({outer}) <then_branch = then () => (float[3] r) {{ {then} }}, else_branch = {branch('c', 7)}>"

@@ -318,6 +318,7 @@ def test_a_cpu_converts_every_integer(device: CpuDevice, out_dtype: str) -> None
 
 
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
+@pytest.mark.mostly_long(4)
 def test_vectors_of_every_width_hold_every_integer(monkeypatch: pytest.MonkeyPatch, vector: int) -> None:
     arrays, config, widths = numbers(np.random.default_rng(1)), Config(vector=vector, unroll=1, threads=64), 0
     for name in "ijkmnuv":
