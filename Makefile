@@ -53,9 +53,9 @@ quickstart: $(RUN_STAMP) ## install, and tune examples/quickstart.yaml on this m
 test: $(DEV_STAMP) ## install, and run the tests that need no GPU and do not take long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "not gpu and not integrations and not faults and not long and not browser and not site and not postgres and not fleet"
 
-# test-long, test-targets and the random cases of test-integrations run two fifths of their cases, others for each commit.
+# test-long, test-targets and the random cases of test-integrations run three tenths of their cases, others for each commit.
 # DRAW=0eec815 takes those of a commit, SHARE_OF_DRAWN=1 all.
-SHARE_OF_DRAWN ?= 0.4
+SHARE_OF_DRAWN ?= 0.3
 DRAW ?= $(shell git rev-parse --short HEAD 2>/dev/null || date +%F)
 test-long: $(DEV_STAMP) ## compile samples of every template's space, and everything else that takes long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist worksteal -m "long and not gpu and not integrations" \
@@ -87,7 +87,7 @@ else
 endif
 
 # All are some 240 kernels. What ptxas accepts for an architecture has none of the instructions of later ones.
-test-targets: $(DEV_STAMP) ## compile a kernel of every CUDA template for two fifths of the cards, from A100 to RTX 5090
+test-targets: $(DEV_STAMP) ## compile a kernel of every CUDA template for three tenths of the cards, from A100 to RTX 5090
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py --share $(SHARE_OF_DRAWN) --draw $(DRAW)
 
 # This target has its own environment, without numba-cuda: nothing may need both compilers.
