@@ -245,17 +245,17 @@ def _tap_address(workload: Workload[Conv2dParams], geometry: Geometry, plan: Pla
 
 def _first_tap(plan: Plan, kernel_w: int) -> Callable[[Any], Any]:
     """`first(own_column)`: row and column of the first tap of a block."""
-    own_taps, tap_parts = plan.own_taps, plan.tap_parts
+    tap_of = tap_of_part(plan)
 
     def first(own_column: Any) -> Any:
         return u32(0), u32(0)
 
     def first_of_part(own_column: Any) -> Any:
-        tap = u32(u32(own_column % u32(tap_parts)) * own_taps)
+        tap = u32(tap_of(0, own_column))
         row = u32(tap // u32(kernel_w))
         return row, u32(tap - row * u32(kernel_w))
 
-    return first if tap_parts == 1 else first_of_part
+    return first if plan.tap_parts == 1 else first_of_part
 
 
 def _advance_tap(kernel_w: int) -> Callable[..., Any]:
